@@ -1,0 +1,1 @@
+"""Data: events → cache → samples → batches."""

@@ -1,0 +1,1 @@
+"""Ops: mathematics on tensors; knows nothing of models, configurations or files."""

@@ -1,0 +1,127 @@
+"""Environment knobs: every variable the package reads is declared here, typed, with range and default.
+
+This module is a leaf (standard library only) and the only place that reads ``os.environ``. A knob that is unset or
+empty-handed falls back to its default; a value that does not parse is an error that names the variable, the value and
+what it may be. ``docs/knobs.md`` is generated from this registry.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+from generative_recommenders.errors import UserError
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+
+
+@dataclasses.dataclass(frozen=True)
+class Knob:
+    """One environment variable.
+
+    ``kind`` is ``bool``, ``int``, ``float`` or ``str``; ``default`` is returned when the variable is unset (``None``
+    means "not set, decide elsewhere"). ``low`` and ``high`` bound numbers, ``choices`` lists the strings allowed
+    (compared without case).
+    """
+
+    name: str
+    kind: type
+    default: object
+    doc: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] | None = None
+
+    def parse(self, text: str) -> object:
+        """Turn the variable's text into a value, or raise ``UserError``."""
+        value = text.strip()
+        if self.kind is bool:
+            if value.lower() in _TRUE:
+                return True
+            if value.lower() in _FALSE:
+                return False
+            raise self._refuse(text, f"one of {', '.join(_TRUE + _FALSE)}")
+        if self.kind in (int, float):
+            return self._number(text, value)
+        if self.choices is not None:
+            for choice in self.choices:
+                if choice.lower() == value.lower():
+                    return choice
+            raise self._refuse(text, f"one of {', '.join(self.choices)}")
+        return value
+
+    def _number(self, text: str, value: str) -> float | int:
+        try:
+            number = self.kind(value)
+        except ValueError:
+            what = "a whole number (digits only, no exponent)" if self.kind is int else "a number"
+            raise self._refuse(text, what) from None
+        too_low = self.low is not None and number < self.low
+        too_high = self.high is not None and number > self.high
+        if too_low or too_high or number != number:
+            raise self._refuse(text, f"a value in {self.bounds()}")
+        return number
+
+    def bounds(self) -> str:
+        """The allowed range or choices, as the documentation table prints it."""
+        if self.choices is not None:
+            return ", ".join(self.choices)
+        if self.kind is bool:
+            return "0 or 1"
+        if self.low is None and self.high is None:
+            return "any"
+        low = "-inf" if self.low is None else f"{self.low:g}"
+        high = "inf" if self.high is None else f"{self.high:g}"
+        return f"{low} to {high}"
+
+    def _refuse(self, text: str, want: str) -> UserError:
+        return UserError(f"environment variable {self.name}={text!r}: expected {want}; correct it or unset it")
+
+
+_REGISTRY: dict[str, Knob] = {}
+
+
+def declare(knob: Knob) -> Knob:
+    """Add a knob to the registry; two knobs of one name are a programming error."""
+    if knob.name in _REGISTRY:
+        raise RuntimeError(f"environment knob {knob.name} is declared twice")
+    _REGISTRY[knob.name] = knob
+    return knob
+
+
+def knobs() -> dict[str, Knob]:
+    """All declared knobs by name, in order of declaration."""
+    return dict(_REGISTRY)
+
+
+def is_set(name: str) -> bool:
+    """Whether the environment sets this (declared) knob."""
+    return _REGISTRY[name].name in os.environ
+
+
+def get(name: str) -> object:
+    """The knob's value from the environment, else its default. Raises ``KeyError`` for an undeclared name."""
+    knob = _REGISTRY[name]
+    text = os.environ.get(name)
+    if text is None:
+        return knob.default
+    if text.strip() == "":
+        raise UserError(f"environment variable {name} is set but empty: give it a value ({knob.bounds()}) or unset it")
+    return knob.parse(text)
+
+
+BACKEND_NAMES = ("PYTORCH", "TRITON", "CUDNN")
+
+declare(Knob("HSTU_BACKEND", str, None, "Backend of every op that has no variable of its own.", choices=BACKEND_NAMES))
+declare(Knob("HSTU_LMSD_BACKEND", str, None, "Backend of the LMSD op.", choices=BACKEND_NAMES))
+declare(Knob("HSTU_ATTENTION_BACKEND", str, None, "Backend of the attention op.", choices=BACKEND_NAMES[:2]))
+declare(
+    Knob(
+        "HSTU_CANDIDATE_ATTENTION_BACKEND",
+        str,
+        None,
+        "Backend of the targets-only layer's attention.",
+        choices=BACKEND_NAMES[:2],
+    )
+)

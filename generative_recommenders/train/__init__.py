@@ -1,0 +1,1 @@
+"""Training: configuration, loop, optimizers, checkpoints, metrics and logging."""
