@@ -1,0 +1,59 @@
+"""The FBGEMM/torch pair: FBGEMM is built against one torch release, and a wrong pair fails with an undefined symbol.
+
+The check reads package metadata only, so it costs nothing and also works where importing either would crash.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+
+# FBGEMM release → the torch release it was built against.
+PAIRS = {"1.5": "2.10", "1.6": "2.11", "1.7": "2.12", "1.8": "2.13", "1.9": "2.14"}
+FBGEMM_PACKAGES = ("fbgemm-gpu-cpu", "fbgemm-gpu", "fbgemm-gpu-nightly")
+
+
+def installed_version(package: str) -> str | None:
+    """The installed version of a distribution, or ``None``."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _release(version: str) -> str:
+    return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def pair_problem(torch: str | None, fbgemm: dict[str, str]) -> str | None:
+    """Why this torch version and these installed FBGEMM packages (name → version) do not go together, or ``None``.
+
+    Releases that the table does not know are left alone, unless the table knows another partner for the other half.
+    """
+    if torch is None:
+        return "torch is not installed: pip install torch==2.13.0 fbgemm-gpu-cpu==1.8.0"
+    wanted = next((f for f, t in PAIRS.items() if t == _release(torch)), None)
+    if not fbgemm:
+        return f"FBGEMM is not installed: pip install 'fbgemm-gpu-cpu=={wanted or '1.8'}.*' (GPU: fbgemm-gpu)"
+    if len(fbgemm) > 1:
+        both = " and ".join(f"{name} {version}" for name, version in fbgemm.items())
+        return f"{both} overwrite each other: pip uninstall -y {' '.join(fbgemm)}, then install one of them"
+    (name, version), *_ = fbgemm.items()
+    built_for = PAIRS.get(_release(version))
+    if built_for == _release(torch) or (built_for is None and wanted is None):
+        return None
+    if wanted is None:
+        return f"{name} {version} was built for torch {built_for}, not {torch}: pip install 'torch=={built_for}.*'"
+    return f"{name} {version} does not fit torch {torch}: pip install '{name}=={wanted}.*'"
+
+
+def check_installed_pair() -> None:
+    """Raise ``ImportError`` with the line to read; under ``python -m`` exit with that line instead."""
+    found = {name: version for name in FBGEMM_PACKAGES if (version := installed_version(name)) is not None}
+    problem = pair_problem(installed_version("torch"), found)
+    if problem is None:
+        return
+    if sys.argv[:1] == ["-m"]:  # the interpreter is still locating a module to run: no caller to catch an exception
+        print(f"error: {problem}", file=sys.stderr)
+        raise SystemExit(2)
+    raise ImportError(problem)
