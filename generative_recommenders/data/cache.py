@@ -1,0 +1,322 @@
+"""The event cache: what preparation writes and sampling reads. docs/cache_format.md describes the files.
+
+A cache is a folder of plain ``.npy`` columns, a ``manifest.json`` with counts and checksums, and a marker that is
+written last: without the marker the folder is not a cache. Columns are memory-mapped, so opening takes the same time at
+any size.
+
+Order. Users ascend by their original id; the events of one user are contiguous and ordered by content: (time, item,
+event type, is_organic, played ratio). Dense ids keep the order of the original ids, so row order, threads and memory
+limits leave no trace in the bytes.
+
+Anchors. An anchor is a listen with a known outcome (``bits`` is 1 or 4) that has at least ``min_history`` events of its
+user, of whatever kind, with a **strictly smaller** time. Counting strictly smaller times makes the set of samples
+independent of anything that happens at or after an anchor, and equal for both rules of ``history_ties``.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from generative_recommenders.data.schema import LISTEN_PLUS, SKIP
+from generative_recommenders.errors import UserError
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+MARKER = "COMPLETE"
+
+#: Columns every cache has, and their types on disk. ``anchors`` is u32 where every event number fits, else i64.
+COLUMN_TYPES = {
+    "user_offsets": np.int64,
+    "user_ids": np.int64,
+    "item": np.uint32,
+    "time": np.uint32,
+    "bits": np.uint8,
+    "organic": np.uint8,
+    "item_count": np.int64,
+    "anchors": None,
+}
+ATTRIBUTE_PREFIX = "attribute_"
+CONTEXT_PREFIX = "context_"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EventCache:
+    """Events of all users in columns; E events, U users, V items with reserved id 0, A anchors.
+
+    ``user_offsets`` int64 [U+1]: events of user u are [user_offsets[u], user_offsets[u+1]). ``user_ids`` int64 [U]:
+    original ids, ascending; the feature value of user u is u + 1. ``item`` u32 [E]: dense item id, 0 unknown.
+    ``time`` u32 [E]: seconds. ``bits`` u8 [E]: 1 listen_plus, 2 like, 4 skip, 0 an event that enters no history.
+    ``organic`` u8 [E]: 0 or 1. ``attributes``: name → u32 [V], the dense attribute id of each item, 0 unknown.
+    ``context``: name → u32 [E], further contextual values known at request time, 0 unknown. ``vocab``: name → rows of
+    the id space (max id + 1), for ``uid``, ``item_id``, every attribute and every context column. ``item_count``
+    int64 [V]: events per item. ``anchors`` u32 or int64 [A]: event numbers, ascending by (time, user, position): turn
+    them into int64 before arithmetic. ``counters``: events per type, nulls and unknown ids met during preparation.
+    """
+
+    user_offsets: np.ndarray
+    user_ids: np.ndarray
+    item: np.ndarray
+    time: np.ndarray
+    bits: np.ndarray
+    organic: np.ndarray
+    attributes: Mapping[str, np.ndarray]
+    vocab: Mapping[str, int]
+    item_count: np.ndarray
+    anchors: np.ndarray
+    min_history: int
+    context: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    counters: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    path: pathlib.Path | None = None
+
+    @property
+    def num_events(self) -> int:
+        """E."""
+        return len(self.item)
+
+    @property
+    def num_users(self) -> int:
+        """U."""
+        return len(self.user_ids)
+
+    @property
+    def num_anchors(self) -> int:
+        """A."""
+        return len(self.anchors)
+
+    @property
+    def anchor_time(self) -> np.ndarray:
+        """u32 [A], ascending: the time of every anchor. Gathers all of them; ``anchor_range`` does not."""
+        return self.time[self.anchors]
+
+    def anchor_range(self, start: int, end: int) -> tuple[int, int]:
+        """(lo, hi) such that ``anchors[lo:hi]`` are the anchors with ``start <= time < end``: two binary searches."""
+        numbers = range(self.num_anchors)
+        lo = bisect.bisect_left(numbers, start, key=self._time_of_anchor)
+        return lo, bisect.bisect_left(numbers, max(start, end), lo=lo, key=self._time_of_anchor)
+
+    def _time_of_anchor(self, number: int) -> int:
+        return int(self.time[self.anchors[number]])
+
+    def time_range(self) -> tuple[int, int]:
+        """Smallest and largest anchor time; ``UserError`` if there is no anchor."""
+        if not self.num_anchors:
+            raise UserError(f"{self.name} has no sample: no listen has min_history={self.min_history} earlier events")
+        return self._time_of_anchor(0), self._time_of_anchor(self.num_anchors - 1)
+
+    def user_of(self, events: np.ndarray) -> np.ndarray:
+        """int64 user number of each event number."""
+        return np.searchsorted(self.user_offsets, np.asarray(events, dtype=np.int64), side="right") - 1
+
+    @property
+    def name(self) -> str:
+        """How messages call this cache."""
+        return "the event cache in memory" if self.path is None else f"the event cache {self.path}"
+
+    def validate(self) -> EventCache:
+        """Check shapes, types, ranges and order of everything; ``UserError`` names the first fault. Reads it all."""
+        _check_shapes(self)
+        _check_values(self)
+        return self
+
+    @classmethod
+    def open(cls, path: str | pathlib.Path) -> EventCache:
+        """Map a prepared cache. ``UserError`` if it is absent, incomplete, of another version or of the wrong size."""
+        folder = pathlib.Path(path)
+        manifest = read_manifest(folder)
+        columns = {name: _map_column(folder, name, entry) for name, entry in manifest["columns"].items()}
+        missing = [name for name in COLUMN_TYPES if name not in columns]
+        if missing:
+            raise UserError(f"{folder / MANIFEST} lists no column {missing[0]!r}: prepare the cache again")
+        return cls(
+            **{name: columns[name] for name in COLUMN_TYPES},
+            attributes=_with_prefix(columns, ATTRIBUTE_PREFIX),
+            context=_with_prefix(columns, CONTEXT_PREFIX),
+            vocab=manifest["vocab"],
+            min_history=manifest["min_history"],
+            counters=manifest["counters"],
+            path=folder,
+        )
+
+
+def cache_from_events(
+    user: np.ndarray,
+    item: np.ndarray,
+    time: np.ndarray,
+    bits: np.ndarray,
+    *,
+    min_history: int,
+    organic: np.ndarray | None = None,
+    attributes: Mapping[str, Mapping[int, int]] | None = None,
+    context: Mapping[str, np.ndarray] | None = None,
+) -> EventCache:
+    """A cache in memory from events in any order: for data that fits, and for tests.
+
+    ``user``, ``item`` [E]: original integer ids (ordered by value). ``time`` [E]: seconds, 0 … 2³²-1. ``bits`` [E]:
+    1 listen_plus, 2 like, 4 skip, 0 other. ``organic`` [E]: 0 or 1, default 1. ``attributes``: name → {original item
+    id: original attribute id}; an item without an entry gets 0. ``context``: name → original ids [E], numbered from 1.
+    """
+    columns = {"user": user, "item": item, "time": time, "bits": bits}
+    columns = {name: np.asarray(values) for name, values in columns.items()}
+    columns["organic"] = np.ones(len(columns["user"]), np.uint8) if organic is None else np.asarray(organic)
+    extra = {name: np.asarray(values) for name, values in (context or {}).items()}
+    _check_input(columns, extra)
+    user_ids, user_number = np.unique(columns["user"].astype(np.int64), return_inverse=True)
+    item_ids, dense = np.unique(columns["item"].astype(np.int64), return_inverse=True)
+    renumbered = {name: np.unique(values, return_inverse=True) for name, values in extra.items()}
+    keys = [columns["organic"], columns["bits"], dense, columns["time"], user_number]
+    order = np.lexsort([codes for _, codes in reversed(renumbered.values())] + keys)
+    offsets = np.zeros(len(user_ids) + 1, np.int64)
+    np.cumsum(np.bincount(user_number, minlength=len(user_ids)), out=offsets[1:])
+    times, sorted_bits = columns["time"][order].astype(np.uint32), columns["bits"][order].astype(np.uint8)
+    vocab = {"uid": len(user_ids) + 1, "item_id": len(item_ids) + 1}
+    tables = {}
+    for name, mapping in (attributes or {}).items():
+        tables[name], vocab[name] = _dense_attribute(item_ids, mapping)
+    for name, (ids, _) in renumbered.items():
+        vocab[name] = len(ids) + 1
+    return EventCache(
+        user_offsets=offsets,
+        user_ids=user_ids,
+        item=(dense[order] + 1).astype(np.uint32),
+        time=times,
+        bits=sorted_bits,
+        organic=columns["organic"][order].astype(np.uint8),
+        attributes=tables,
+        context={name: (codes[order] + 1).astype(np.uint32) for name, (_, codes) in renumbered.items()},
+        vocab=vocab,
+        item_count=np.bincount(dense + 1, minlength=len(item_ids) + 1).astype(np.int64),
+        anchors=find_anchors(offsets, times, sorted_bits, min_history),
+        min_history=min_history,
+        counters={"events": len(order)},
+    ).validate()
+
+
+def find_anchors(user_offsets: np.ndarray, time: np.ndarray, bits: np.ndarray, min_history: int) -> np.ndarray:
+    """Event numbers of the anchors (module docstring), ascending by (time, user, position); u32 or int64."""
+    eligible = eligible_events(user_offsets, time, bits, min_history)
+    anchors = eligible[np.argsort(time[eligible], kind="stable")]
+    return anchors.astype(anchor_type(len(time)))
+
+
+def eligible_events(user_offsets: np.ndarray, time: np.ndarray, bits: np.ndarray, min_history: int) -> np.ndarray:
+    """Ascending int64 event numbers of the anchors among the events of some users, by user and position."""
+    position = np.arange(len(time), dtype=np.int64)
+    # The first event of a run of equal (user, time); everything of the user before the run is strictly earlier.
+    starts = np.ones(len(time), bool)
+    starts[1:] = time[1:] != time[:-1]
+    starts[user_offsets[:-1][np.diff(user_offsets) > 0]] = True
+    run_start = np.maximum.accumulate(np.where(starts, position, 0))
+    earlier = run_start - np.repeat(user_offsets[:-1], np.diff(user_offsets))
+    return np.flatnonzero((earlier >= min_history) & ((bits == LISTEN_PLUS) | (bits == SKIP)))
+
+
+def anchor_type(num_events: int) -> type:
+    """Smallest of u32 and int64 that numbers this many events."""
+    return np.uint32 if num_events <= 2**32 else np.int64
+
+
+def column_file(name: str) -> str:
+    """File of a column within the cache's folder."""
+    return f"{name}.npy"
+
+
+def read_manifest(folder: pathlib.Path) -> dict:
+    """The manifest of a complete cache; ``UserError`` if the folder is absent, unfinished or of another version."""
+    if not folder.is_dir():
+        raise UserError(f"event cache {folder} does not exist: prepare it first, or correct the path")
+    if not (folder / MARKER).is_file():
+        raise UserError(f"event cache {folder} is not complete (no {MARKER} in it): run its preparation (again)")
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder / MANIFEST} cannot be read ({error}): prepare the cache again") from None
+    version = manifest.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise UserError(f"event cache {folder} has version {version}, this code reads {SCHEMA_VERSION}: prepare again")
+    return manifest
+
+
+def _map_column(folder: pathlib.Path, name: str, entry: Mapping) -> np.ndarray:
+    path = folder / column_file(name)
+    try:
+        size = path.stat().st_size
+        if size != entry["bytes"]:
+            raise UserError(f"{path} has {size} bytes, its manifest says {entry['bytes']}: prepare the cache again")
+        # An empty array cannot be mapped.
+        return np.load(path, mmap_mode="r" if entry["length"] else None)
+    except (OSError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} cannot be read ({error}): prepare the cache again") from None
+
+
+def _with_prefix(columns: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): column for name, column in columns.items() if name.startswith(prefix)}
+
+
+def _dense_attribute(item_ids: np.ndarray, mapping: Mapping[int, int]) -> tuple[np.ndarray, int]:
+    raw = [mapping.get(int(item)) for item in item_ids]
+    known = sorted({value for value in raw if value is not None})
+    number = {value: index + 1 for index, value in enumerate(known)}
+    table = np.array([0] + [number.get(value, 0) for value in raw], dtype=np.uint32)
+    return table, len(known) + 1
+
+
+def _check_input(columns: Mapping[str, np.ndarray], context: Mapping[str, np.ndarray]) -> None:
+    count = len(columns["user"])
+    if not count:
+        raise UserError("no events: a cache needs at least one")
+    for name, values in {**columns, **context}.items():
+        if values.ndim != 1 or len(values) != count:
+            raise UserError(f"column {name!r} has shape {values.shape}, expected ({count},) as the user column")
+        if values.dtype.kind not in "iu":
+            raise UserError(f"column {name!r} has type {values.dtype}, expected whole numbers")
+    if columns["time"].min() < 0 or columns["time"].max() >= 2**32:
+        raise UserError(f"time runs {columns['time'].min()} … {columns['time'].max()}, allowed are 0 … {2**32 - 1} s")
+
+
+def _check_shapes(cache: EventCache) -> None:
+    events, items = cache.num_events, len(cache.item_count)
+    expected = {"time": events, "bits": events, "organic": events, "user_offsets": cache.num_users + 1}
+    found = {name: getattr(cache, name) for name in COLUMN_TYPES}
+    for kind, columns, length in (("attributes", cache.attributes, items), ("context", cache.context, events)):
+        for name, column in columns.items():
+            found[f"{kind}[{name!r}]"], expected[f"{kind}[{name!r}]"] = column, length
+            if name not in cache.vocab:
+                raise UserError(f"{cache.name}: {kind} {name!r} has no vocabulary size")
+    for name, column in found.items():
+        if column.ndim != 1 or len(column) != expected.get(name, len(column)):
+            raise UserError(f"{cache.name}: column {name} has shape {column.shape}, expected ({expected.get(name)},)")
+        wanted = COLUMN_TYPES.get(name, np.uint32) or anchor_type(events)
+        if column.dtype != wanted:
+            raise UserError(f"{cache.name}: column {name} has type {column.dtype}, expected {np.dtype(wanted)}")
+    if cache.vocab.get("item_id") != items or cache.vocab.get("uid") != cache.num_users + 1:
+        raise UserError(f"{cache.name}: vocab {dict(cache.vocab)} does not fit {items} items, {cache.num_users} users")
+    if cache.min_history < 0:
+        raise UserError(f"{cache.name}: min_history is {cache.min_history}, expected 0 or more")
+
+
+def _check_values(cache: EventCache) -> None:
+    offsets = cache.user_offsets
+    if offsets[0] != 0 or offsets[-1] != cache.num_events or (np.diff(offsets) < 0).any():
+        raise UserError(f"{cache.name}: user_offsets do not ascend from 0 to {cache.num_events} events")
+    if (np.diff(cache.user_ids) <= 0).any():
+        raise UserError(f"{cache.name}: user_ids do not ascend")
+    limits = {"item": (cache.item, cache.vocab["item_id"]), "organic": (cache.organic, 2)}
+    limits |= {name: (column, cache.vocab[name]) for name, column in {**cache.attributes, **cache.context}.items()}
+    for name, (column, rows) in limits.items():
+        if len(column) and column.max() >= rows:
+            raise UserError(f"{cache.name}: column {name} holds {column.max()}, past its vocabulary of {rows}")
+    if not np.isin(cache.bits, (0, 1, 2, 4)).all():
+        raise UserError(f"{cache.name}: bits must be 0, 1, 2 or 4")
+    falls = np.flatnonzero(cache.time[1:] < cache.time[:-1]) + 1
+    if not np.isin(falls, offsets).all():
+        raise UserError(f"{cache.name}: a user's events are not in time order")
+    if not np.array_equal(cache.anchors, find_anchors(offsets, cache.time, cache.bits, cache.min_history)):
+        raise UserError(f"{cache.name}: anchors are not the eligible listens in time order")

@@ -1,0 +1,66 @@
+"""Which features a data set has: the one description that data, model and trainer agree on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from generative_recommenders.errors import UserError
+
+#: Bits of ``action_weight`` and ``item_action_weight``: the action an event stands for (0: no action of interest).
+LISTEN_PLUS = 1
+LIKE = 2
+SKIP = 4
+
+#: Feature names that every data set has, whatever its items and context look like.
+ACTION_WEIGHT = "action_weight"
+ACTION_TIMESTAMP = "action_timestamp"
+QUERY_TIME = "item_query_time"
+CANDIDATE_ACTION_WEIGHT = "item_action_weight"
+
+
+def candidate_name(item_feature: str) -> str:
+    """The candidate's name of a history feature: ``item_id`` → ``item_candidate_id``, f → ``item_candidate_<f>``."""
+    return "item_candidate_id" if item_feature == "item_id" else f"item_candidate_{item_feature}"
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureSchema:
+    """Names of a batch's features and the rows of their embedding tables.
+
+    ``item_features``: per-event features of the history, the item's id first, then its attributes; a candidate carries
+    the same under ``candidate_name`` and shares their tables. ``contextual_features``: one value per sample (the
+    user's id, crosses). ``table_rows``: rows of each feature's table, reserved row 0 included; every feature has one.
+    """
+
+    item_features: tuple[str, ...]
+    contextual_features: tuple[str, ...]
+    table_rows: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        names = self.item_features + self.contextual_features
+        if not self.item_features:
+            raise UserError("a feature schema needs at least one item feature (the item's id comes first)")
+        if len(set(names)) != len(names):
+            raise UserError(f"feature names must differ, got {', '.join(names)}")
+        missing = [name for name in names if name not in self.table_rows]
+        if missing:
+            raise UserError(f"feature {missing[0]!r} has no table: give table_rows[{missing[0]!r}]")
+        for name, rows in self.table_rows.items():
+            if rows < 1:
+                raise UserError(f"table_rows[{name!r}] is {rows}: a table needs at least the reserved row 0")
+
+    @property
+    def candidate_features(self) -> tuple[str, ...]:
+        """Candidate names of the item features, in their order."""
+        return tuple(candidate_name(name) for name in self.item_features)
+
+    @property
+    def uih_keys(self) -> tuple[str, ...]:
+        """Keys of ``Batch.uih``, in order."""
+        return self.contextual_features + self.item_features + (ACTION_WEIGHT, ACTION_TIMESTAMP)
+
+    @property
+    def candidate_keys(self) -> tuple[str, ...]:
+        """Keys of ``Batch.candidates``, in order."""
+        return self.candidate_features + (QUERY_TIME, CANDIDATE_ACTION_WEIGHT)
