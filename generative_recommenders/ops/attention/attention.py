@@ -1,0 +1,88 @@
+"""The attention op: its contract, its checks and the choice of backend."""
+
+from __future__ import annotations
+
+import torch
+
+from generative_recommenders.ops.attention.reference import hstu_mha_reference
+from generative_recommenders.ops.dispatch import Backend, always, choose_backend
+
+
+def hstu_mha(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    seq_offsets: torch.Tensor,
+    max_seq_len: int,
+    alpha: float,
+    attn_norm: float | torch.Tensor,
+    num_targets: torch.Tensor | None = None,
+    causal: bool = True,
+    max_attn_len: int = 0,
+    contextual_seq_len: int = 0,
+    backend: Backend | str | None = None,
+) -> torch.Tensor:
+    """HSTU attention over jagged sequences: Y = mask * SiLU(alpha * Q K^T) / attn_norm * V, differentiable in q, k, v.
+
+    Args:
+        q, k: [T, H, d_qk]; v: [T, H, d_v]. Rows of all sequences one after another; any row stride, so slices of one
+            fused projection buffer are read in place.
+        seq_offsets: int64 [B + 1], first row of each sequence, from 0 to T.
+        max_seq_len: upper bound of the sequence lengths (a host integer; it sizes the launch and is never compiled in).
+        alpha: factor of the scores, usually d_qk ** -0.5.
+        attn_norm: the divisor N, a float or a 0-d tensor on the device.
+        num_targets: int64 [B], candidates at the end of each sequence (they see the history and themselves, never each
+            other), or None for none.
+        causal: rows see smaller ids only; otherwise both ways.
+        max_attn_len: sliding window in rows, 0 for none.
+        contextual_seq_len: rows of the prefix that see everything before the candidates, 0 for none.
+        backend: "TRITON" or "PYTORCH"; None takes HSTU_ATTENTION_BACKEND, HSTU_BACKEND or the fastest that can serve.
+
+    Returns:
+        [T, H, d_v], dtype of v.
+
+    Raises:
+        ValueError: shapes, dtypes or numbers that do not fit; a backend that cannot serve the call.
+
+    Source: Zhai et al. 2024, "Actions speak louder than words: trillion-parameter sequential transducers".
+    """
+    check_attention_inputs(q, k, v, seq_offsets, max_seq_len, num_targets, max_attn_len, contextual_seq_len)
+    choose_backend("attention", backend, {Backend.PYTORCH: always})
+    return hstu_mha_reference(
+        q, k, v, seq_offsets, alpha, attn_norm, num_targets, causal, max_attn_len, contextual_seq_len
+    )
+
+
+def check_attention_inputs(q, k, v, seq_offsets, max_seq_len, num_targets, max_attn_len, contextual_seq_len) -> None:
+    """Raise ``ValueError`` naming the first argument that does not fit; reads values only of CPU tensors."""
+    if q.dim() != 3 or q.shape != k.shape:
+        raise ValueError(f"q and k must both be [T, H, d_qk]: got {tuple(q.shape)} and {tuple(k.shape)}")
+    if v.dim() != 3 or v.shape[:2] != q.shape[:2]:
+        raise ValueError(f"v must be [T, H, d_v] with T, H = {tuple(q.shape[:2])}: got {tuple(v.shape)}")
+    if not (q.dtype == k.dtype == v.dtype):
+        raise ValueError(f"q, k and v must share one dtype: got {q.dtype}, {k.dtype}, {v.dtype}; cast them")
+    if seq_offsets.dim() != 1 or seq_offsets.numel() < 1 or seq_offsets.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"seq_offsets must be int64 [B + 1]: got {seq_offsets.dtype} {tuple(seq_offsets.shape)}")
+    batch = seq_offsets.numel() - 1
+    if num_targets is not None and tuple(num_targets.shape) != (batch,):
+        raise ValueError(f"num_targets must have one entry per sequence ({batch}): got {tuple(num_targets.shape)}")
+    for name, value in (
+        ("max_seq_len", max_seq_len),
+        ("max_attn_len", max_attn_len),
+        ("contextual_seq_len", contextual_seq_len),
+    ):
+        if value < 0:
+            raise ValueError(f"{name}={value} must not be negative")
+    if seq_offsets.device.type == "cpu":
+        _check_offsets(seq_offsets, q.shape[0], max_seq_len)
+
+
+def _check_offsets(seq_offsets: torch.Tensor, rows: int, max_seq_len: int) -> None:
+    lengths = seq_offsets.diff()
+    if int(seq_offsets[0]) != 0 or int(seq_offsets[-1]) != rows or bool((lengths < 0).any()):
+        raise ValueError(
+            f"seq_offsets must rise from 0 to the number of rows ({rows}): got {seq_offsets.tolist()[:8]}..."
+        )
+    longest = int(lengths.max()) if lengths.numel() else 0
+    if longest > max_seq_len:
+        raise ValueError(f"max_seq_len={max_seq_len} is shorter than the longest sequence ({longest}); raise it")
