@@ -1,0 +1,75 @@
+"""The backends of LMSD behind one call shape, and the choice among them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+
+from generative_recommenders.ops.dispatch import Backend, always, choose_backend
+from generative_recommenders.ops.lmsd import reference
+from generative_recommenders.ops.lmsd.contract import LmsdConfig
+
+Tensors = tuple[torch.Tensor | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LmsdBackend:
+    """A forward and a backward of one family; ``explicit.py`` documents what they compute.
+
+    ``forward(x, u, weight, bias, seed, row_indices, cfg) -> (y, mean, rstd, mask)``;
+    ``backward(dy, x, u, weight, bias, mean, rstd, mask, cfg, compute_dweight, owned) -> (dx, du, dweight, dbias)``,
+    where ``owned`` holds the four caller-owned buffers or ``None``.
+    """
+
+    forward: Callable[..., Tensors]
+    backward: Callable[..., Tensors]
+    needs_aligned_rows: bool
+
+
+def pytorch_forward(x, u, weight, bias, seed, row_indices, cfg: LmsdConfig) -> Tensors:
+    """``reference.forward`` with the mask drawn here."""
+    mask = None
+    if cfg.dropout_ratio > 0:
+        rows = torch.arange(x.shape[0], device=x.device) if row_indices is None else row_indices.long()
+        mask = reference.draw_mask(rows, x.shape[1], seed, cfg.dropout_ratio, cfg.concat_u, cfg.concat_x)
+    flags = (cfg.apply_u_silu, cfg.concat_u, cfg.concat_x, cfg.num_groups)
+    y, mean, rstd = reference.forward(x, u, weight, bias, mask, cfg.eps, cfg.dropout_ratio, *flags)
+    return y, mean, rstd, mask
+
+
+def pytorch_backward(
+    dy, x, u, weight, bias, mean, rstd, mask, cfg: LmsdConfig, compute_dweight: bool, owned: Tensors = (None,) * 4
+) -> Tensors:
+    """``reference.backward``, written to the caller's buffers where there are any."""
+    flags = (cfg.apply_u_silu, cfg.concat_u, cfg.concat_x, cfg.num_groups)
+    grads = list(reference.backward(dy, x, u, weight, bias, mean, rstd, mask, cfg.dropout_ratio, *flags))
+    if not compute_dweight:
+        grads[2] = None
+    return tuple(grad if buffer is None else buffer.copy_(grad) for grad, buffer in zip(grads, owned, strict=True))
+
+
+_PYTORCH = LmsdBackend(pytorch_forward, pytorch_backward, needs_aligned_rows=False)
+
+
+def choose(
+    requested: Backend | str | None,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    cfg: LmsdConfig,
+    row_indices: torch.Tensor | None = None,
+    seed: int | torch.Tensor = 0,
+) -> LmsdBackend:
+    """The backend that serves this call: argument, then environment, then the best that can."""
+    checks = {Backend.PYTORCH: always}
+    choose_backend("lmsd", requested, checks)
+    return _PYTORCH
+
+
+def supports_indexed_output_dropout(
+    backend: Backend | str | None = None, device: torch.device | str | None = None
+) -> bool:
+    """Whether a call on this backend and device can take ``row_indices``."""
+    return True
