@@ -1,0 +1,130 @@
+"""The sizes and choices of a DLRM-HSTU ranker."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from generative_recommenders.modules.multitask import TaskConfig
+from generative_recommenders.modules.stu import STULayerConfig
+
+AUTOCAST_CHOICES = ("auto", "bfloat16", "float32")
+
+
+def candidate_name(item_feature: str) -> str:
+    """The candidate's name of a history feature: ``item_id`` → ``item_candidate_id``, f → ``item_candidate_<f>``."""
+    return "item_candidate_id" if item_feature == "item_id" else f"item_candidate_{item_feature}"
+
+
+@dataclasses.dataclass(frozen=True)
+class DlrmHSTUConfig:
+    """A ranker; the defaults are the public benchmark's yambda-5b values where they do not depend on the data.
+
+    Attributes:
+        table_rows: rows of each feature's embedding table, by feature name.
+        item_feature_names: per-event features; the first is the item's id, the others are its attributes (if any).
+        contextual_feature_names: features with one value per sample, one row each at the start of the sequence.
+        tasks: what to predict.
+        max_seq_len: the longest joined sequence (context + history + candidates); the attention divisor by default.
+        hstu_embedding_dim: D. embedding_dim: width of the tables, ``None`` for D.
+        hstu_num_heads, hstu_attn_qk_dim, hstu_attn_linear_dim, hstu_num_layers: H, d_qk, d_v, layers.
+        preprocessor_hidden_dim, item_tower_hidden_dim, head_hidden_dim: hidden widths of the small MLPs.
+        action_weights, action_dim: see ``ActionEncoder``.
+        num_position_buckets, num_time_buckets: see ``PositionalEncoder``.
+        input_dropout_ratio, output_dropout_ratio: of the encoded sequence; of every layer's output.
+        postprocessor: ``"timestamp"``, ``"layer_norm"`` or ``"l2_norm"``.
+        full_turn: angle of one period in the timestamp postprocessor (2π; 2 · 3.14 to match the public weights).
+        attn_norm, attn_alpha, causal, target_aware, max_attn_len, contextual_seq_len, use_group_norm,
+            recompute_normed_x, recompute_uvqk, recompute_y, sort_by_length, is_inference, backend: see
+            ``STULayerConfig``. Recomputation saves memory and costs time: a CPU run is faster without.
+        return_full_embeddings: also return every row of the stack's output.
+        autocast: dtype of the transducer: ``"bfloat16"``, ``"float32"`` or ``"auto"`` (bfloat16 on a GPU).
+            The item tower, the heads and the losses are always fp32.
+    """
+
+    table_rows: Mapping[str, int]
+    item_feature_names: tuple[str, ...] = ("item_id", "artist_id", "album_id")
+    contextual_feature_names: tuple[str, ...] = ()
+    tasks: tuple[TaskConfig, ...] = (TaskConfig("listen_plus"),)
+    max_seq_len: int = 4096
+    hstu_embedding_dim: int = 512
+    embedding_dim: int | None = None
+    hstu_num_heads: int = 4
+    hstu_attn_qk_dim: int = 128
+    hstu_attn_linear_dim: int = 128
+    hstu_num_layers: int = 3
+    preprocessor_hidden_dim: int = 256
+    item_tower_hidden_dim: int = 512
+    head_hidden_dim: int = 512
+    action_weights: tuple[int, ...] = (1, 2, 4)
+    action_dim: int = 8
+    num_position_buckets: int = 8192
+    num_time_buckets: int = 2048
+    input_dropout_ratio: float = 0.2
+    output_dropout_ratio: float = 0.1
+    postprocessor: str = "timestamp"
+    full_turn: float = 2 * math.pi
+    attn_norm: str = "max_seq_len"
+    attn_alpha: float | None = None
+    causal: bool = True
+    target_aware: bool = True
+    max_attn_len: int = 0
+    contextual_seq_len: int = 0
+    use_group_norm: bool = False
+    recompute_normed_x: bool = True
+    recompute_uvqk: bool = True
+    recompute_y: bool = True
+    sort_by_length: bool = True
+    is_inference: bool = False
+    backend: str | None = None
+    return_full_embeddings: bool = False
+    autocast: str = "auto"
+
+    def __post_init__(self) -> None:
+        # Lists are what configuration files give; the dataclass is frozen, so this is the place to settle the types.
+        for name in ("item_feature_names", "contextual_feature_names", "tasks", "action_weights"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if not self.item_feature_names:
+            raise ValueError("item_feature_names is empty: the first name is the item's id")
+        names = self.item_feature_names + self.contextual_feature_names
+        if len(set(names)) != len(names):
+            raise ValueError(f"feature names must differ, got {', '.join(names)}")
+        for name in names:
+            if name not in self.table_rows:
+                raise ValueError(f"feature {name!r} has no table: give table_rows[{name!r}]")
+            if self.table_rows[name] < 1:
+                raise ValueError(f"table_rows[{name!r}]={self.table_rows[name]}: a table needs at least one row")
+        if self.hstu_num_layers < 0:
+            raise ValueError(f"hstu_num_layers={self.hstu_num_layers}: must not be negative")
+        for name in ("num_position_buckets", "num_time_buckets", "action_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        if not 0 <= self.input_dropout_ratio < 1:
+            raise ValueError(f"input_dropout_ratio={self.input_dropout_ratio}: must be in [0, 1)")
+        if self.autocast not in AUTOCAST_CHOICES:
+            raise ValueError(f"autocast={self.autocast!r} is not known: use {', '.join(AUTOCAST_CHOICES)}")
+
+    @property
+    def table_dim(self) -> int:
+        """E, width of the embedding tables."""
+        return self.hstu_embedding_dim if self.embedding_dim is None else self.embedding_dim
+
+    @property
+    def candidate_feature_names(self) -> tuple[str, ...]:
+        """Candidate names of the item features, in their order."""
+        return tuple(candidate_name(name) for name in self.item_feature_names)
+
+    def layer_config(self) -> STULayerConfig:
+        """The configuration of every STU layer."""
+        same_name = (
+            "max_seq_len output_dropout_ratio causal target_aware max_attn_len contextual_seq_len attn_alpha attn_norm "
+            "use_group_norm recompute_normed_x recompute_uvqk recompute_y sort_by_length is_inference backend"
+        )
+        return STULayerConfig(
+            embedding_dim=self.hstu_embedding_dim,
+            num_heads=self.hstu_num_heads,
+            hidden_dim=self.hstu_attn_linear_dim,
+            attention_dim=self.hstu_attn_qk_dim,
+            **{name: getattr(self, name) for name in same_name.split()},
+        )

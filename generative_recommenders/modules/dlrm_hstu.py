@@ -1,0 +1,269 @@
+"""The whole ranker: embedding tables, item tower, transducer, heads and losses."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torchrec import EmbeddingCollection, EmbeddingConfig, JaggedTensor, KeyedJaggedTensor
+
+from generative_recommenders.modules.dlrm_config import DlrmHSTUConfig, candidate_name
+from generative_recommenders.modules.layers import swish_mlp
+from generative_recommenders.modules.multitask import MultitaskHead, TaskConfig
+from generative_recommenders.modules.positional_encoder import PositionalEncoder
+from generative_recommenders.modules.postprocessors import make_postprocessor
+from generative_recommenders.modules.preprocessor import ContextualPreprocessor, JaggedRows
+from generative_recommenders.modules.stu import STULayer, STUStack
+from generative_recommenders.modules.table_init import fill_table_rows_
+from generative_recommenders.modules.transducer import HSTUTransducer, TransducerOutput
+from generative_recommenders.ops.jagged import complete_cumsum
+
+__all__ = ["DlrmHSTU", "DlrmHSTUConfig", "DlrmOutput", "TaskConfig", "candidate_name", "embedding_configs"]
+
+ACTION_WEIGHT = "action_weight"
+ACTION_TIMESTAMP = "action_timestamp"
+QUERY_TIME = "item_query_time"
+
+
+@dataclasses.dataclass(frozen=True)
+class DlrmOutput:
+    """Result of a forward on B sequences with C candidates in all; floating fields are fp32.
+
+    Attributes:
+        user_embedding, item_embedding: ``[C, D]``.
+        predictions: ``[tasks, C]``: probabilities of binary tasks, values of regression tasks.
+        labels, weights: ``[tasks, C]``, or ``None`` if the candidates carry no label feature.
+        losses: task name → scalar, mean over this batch's candidates times the task's weight (0 for no candidates).
+        loss: scalar, the sum of ``losses``.
+        num_tokens: T, rows of all joined sequences.
+        seq_lengths: int64 ``[B]``, rows of each.
+        full_embeddings, full_offsets: every row of the stack's output ``[T, D]`` and its offsets, if asked for.
+    """
+
+    user_embedding: torch.Tensor
+    item_embedding: torch.Tensor
+    predictions: torch.Tensor
+    labels: torch.Tensor | None
+    weights: torch.Tensor | None
+    losses: dict[str, torch.Tensor]
+    loss: torch.Tensor
+    num_tokens: int
+    seq_lengths: torch.Tensor
+    full_embeddings: torch.Tensor | None = None
+    full_offsets: torch.Tensor | None = None
+
+
+def embedding_configs(config: DlrmHSTUConfig, seed: int) -> list[EmbeddingConfig]:
+    """One table per feature, named as the feature; history and candidate feature share it."""
+    tables = []
+    for name in config.contextual_feature_names + config.item_feature_names:
+        rows, columns = config.table_rows[name], config.table_dim
+        shared = [candidate_name(name)] if name in config.item_feature_names else []
+        fill = functools.partial(_fill_whole_table, seed=seed, name=name, num_rows=rows, num_columns=columns)
+        tables.append(
+            EmbeddingConfig(
+                name=name, num_embeddings=rows, embedding_dim=columns, feature_names=[name, *shared], init_fn=fill
+            )
+        )
+    return tables
+
+
+def _fill_whole_table(weight: torch.Tensor, seed: int, name: str, num_rows: int, num_columns: int) -> None:
+    if weight.device.type != "meta":
+        fill_table_rows_(weight.detach(), seed, name, num_rows, num_columns)
+
+
+class DlrmHSTU(nn.Module):
+    """DLRM with an HSTU sequence encoder.
+
+    Args:
+        config: sizes and choices.
+        device: of all parameters but the tables.
+        embedding_device: of the tables, ``None`` for ``device``. ``"meta"`` allocates nothing: whoever shards the
+            tables fills its own rows with ``table_init.fill_table_rows_``.
+        seed: of all weights. Tables have a seed each (hash of seed and name); dense parameters are drawn on the CPU
+            in a fixed order, so they are the same on every device and rank. Global generators are left alone.
+    """
+
+    def __init__(
+        self,
+        config: DlrmHSTUConfig,
+        device: torch.device | str = "cpu",
+        embedding_device: torch.device | str | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        tables_device = torch.device(device if embedding_device is None else embedding_device)
+        self.embedding_collection = EmbeddingCollection(tables=embedding_configs(config, seed), device=tables_device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            dim = config.hstu_embedding_dim
+            item_width = len(config.item_feature_names) * config.table_dim
+            self.item_tower = swish_mlp(item_width, config.item_tower_hidden_dim, dim).to(device)
+            self.transducer = _make_transducer(config).to(device)
+            self.head = MultitaskHead(dim, config.tasks, config.head_hidden_dim).to(device)
+
+    def forward(
+        self, uih: KeyedJaggedTensor, candidates: KeyedJaggedTensor, max_seq_len: int | None = None
+    ) -> DlrmOutput:
+        """Score the candidates of B sequences.
+
+        Args:
+            uih: contextual features, item features, ``action_weight`` and ``action_timestamp`` (int64), stride B.
+            candidates: candidate item features, ``item_query_time``, and the tasks' label features; without the latter
+                nothing is compared and the loss is 0 (serving).
+            max_seq_len: host integer, an upper bound of this batch's joined lengths. ``None`` takes the batch's own
+                maximum on a CPU and the configured one on a GPU (where reading the batch's would wait for the device).
+
+        Raises:
+            ValueError: a feature is missing or has another number of rows; a sequence exceeds ``config.max_seq_len``.
+        """
+        history, targets = uih.to_dict(), candidates.to_dict()
+        self._check_features(history, targets, uih.stride(), candidates.stride())
+        embedded = self.embed(history, targets)
+        encoded = self.encode(embedded, history, targets, max_seq_len)
+        item_embedding = self.item_tower(
+            torch.cat([embedded[name].values() for name in self.config.candidate_feature_names], dim=1)
+        )
+        result = self.head(encoded.candidates, item_embedding, self._label_values(targets))
+        loss = sum(result.losses.values()) if result.losses else encoded.candidates.new_zeros(())
+        return DlrmOutput(
+            user_embedding=encoded.candidates,
+            item_embedding=item_embedding,
+            predictions=result.predictions,
+            labels=result.labels,
+            weights=result.weights,
+            losses=result.losses,
+            loss=loss,
+            num_tokens=encoded.num_rows,
+            seq_lengths=encoded.seq_lengths,
+            full_embeddings=encoded.full,
+            full_offsets=encoded.full_offsets,
+        )
+
+    def embed(
+        self, history: Mapping[str, JaggedTensor], candidates: Mapping[str, JaggedTensor]
+    ) -> Mapping[str, JaggedTensor]:
+        """All table look-ups in one call: feature name → rows ``[n, E]``."""
+        c = self.config
+        names = c.contextual_feature_names + c.item_feature_names + c.candidate_feature_names
+        parts = [candidates[name] if name in c.candidate_feature_names else history[name] for name in names]
+        features = KeyedJaggedTensor(
+            keys=list(names),
+            values=torch.cat([part.values() for part in parts]),
+            lengths=torch.cat([part.lengths() for part in parts]),
+            stride=parts[0].lengths().numel(),
+            length_per_key=[part.values().numel() for part in parts],  # known here, so no device sync to find out
+        )
+        return self.embedding_collection(features)
+
+    def encode(
+        self,
+        embedded: Mapping[str, JaggedTensor],
+        history: Mapping[str, JaggedTensor],
+        candidates: Mapping[str, JaggedTensor],
+        max_seq_len: int | None = None,
+    ) -> TransducerOutput:
+        """The transducer, in the configured precision; arguments as ``forward``."""
+        c = self.config
+        item, *attributes = c.item_feature_names
+        uih_rows = JaggedRows(
+            item=embedded[item].values(),
+            attributes=[embedded[name].values() for name in attributes],
+            offsets=complete_cumsum(history[item].lengths()),
+            timestamps=history[ACTION_TIMESTAMP].values(),
+        )
+        candidate_rows = JaggedRows(
+            item=embedded[candidate_name(item)].values(),
+            attributes=[embedded[candidate_name(name)].values() for name in attributes],
+            offsets=complete_cumsum(candidates[candidate_name(item)].lengths()),
+            timestamps=candidates[QUERY_TIME].values(),
+        )
+        contextual = [
+            (embedded[name].values(), complete_cumsum(history[name].lengths())) for name in c.contextual_feature_names
+        ]
+        bound = self._length_bound(uih_rows.offsets + candidate_rows.offsets, max_seq_len)
+        device = uih_rows.item.device.type
+        bf16 = c.autocast == "bfloat16" or (c.autocast == "auto" and device == "cuda")
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=bf16):
+            return self.transducer(uih_rows, candidate_rows, history[ACTION_WEIGHT].values(), contextual, bound)
+
+    def _length_bound(self, offsets: torch.Tensor, max_seq_len: int | None) -> int:
+        """The host's upper bound of the joined lengths, never above the model's constant."""
+        limit, context = self.config.max_seq_len, len(self.config.contextual_feature_names)
+        lengths = offsets.diff()
+        if lengths.numel() == 0:
+            return 0
+        if offsets.device.type == "cpu":
+            longest = int(lengths.max()) + context
+            if longest > limit:
+                raise ValueError(
+                    f"a sequence has {longest} rows (context + history + candidates) but max_seq_len={limit}: "
+                    "raise max_seq_len or shorten the history"
+                )
+            return longest if max_seq_len is None else max(longest, min(max_seq_len, limit))
+        torch._assert_async((lengths.max() + context <= limit), f"a sequence is longer than max_seq_len={limit}")
+        return limit if max_seq_len is None else min(max_seq_len, limit)
+
+    def _label_values(self, candidates: Mapping[str, JaggedTensor]) -> dict[str, torch.Tensor] | None:
+        names = {task.label_feature for task in self.config.tasks}
+        absent = sorted(names - candidates.keys())
+        if not absent:
+            return {name: candidates[name].values() for name in names}
+        if self.training:
+            raise ValueError(f"candidates carry no label feature {absent[0]!r}: add it, or call eval() to predict")
+        return None
+
+    def _check_features(
+        self,
+        history: Mapping[str, JaggedTensor],
+        candidates: Mapping[str, JaggedTensor],
+        history_stride: int,
+        candidate_stride: int,
+    ) -> None:
+        """Raise ``ValueError`` naming the feature that is missing or whose row count (known on the host) is off."""
+        if history_stride != candidate_stride:
+            raise ValueError(f"uih has {history_stride} sequences but candidates have {candidate_stride}")
+        c = self.config
+        wanted = (
+            ("uih", history, c.item_feature_names + (ACTION_WEIGHT, ACTION_TIMESTAMP)),
+            ("candidates", candidates, c.candidate_feature_names + (QUERY_TIME,)),
+        )
+        for where, features, names in wanted:
+            extra = c.contextual_feature_names if where == "uih" else ()
+            for name in names + extra:
+                if name not in features:
+                    raise ValueError(f"{where} has no feature {name!r}; it has {', '.join(features)}")
+            rows = features[names[0]].values().numel()
+            for name in names[1:]:
+                if features[name].values().numel() != rows:
+                    raise ValueError(
+                        f"{where} feature {name!r} has {features[name].values().numel()} values but {names[0]!r} has "
+                        f"{rows}: features of the same events need the same number"
+                    )
+
+
+def _make_transducer(config: DlrmHSTUConfig) -> HSTUTransducer:
+    num_contextual = len(config.contextual_feature_names)
+    return HSTUTransducer(
+        preprocessor=ContextualPreprocessor(
+            input_dim=config.table_dim,
+            output_dim=config.hstu_embedding_dim,
+            hidden_dim=config.preprocessor_hidden_dim,
+            num_contextual=num_contextual,
+            num_attributes=len(config.item_feature_names) - 1,
+            action_weights=config.action_weights,
+            action_dim=config.action_dim,
+        ),
+        positional_encoder=PositionalEncoder(
+            config.hstu_embedding_dim, config.num_position_buckets, config.num_time_buckets, num_contextual
+        ),
+        stack=STUStack(STULayer(config.layer_config()) for _ in range(config.hstu_num_layers)),
+        postprocessor=make_postprocessor(config.postprocessor, config.hstu_embedding_dim, config.full_turn),
+        input_dropout_ratio=config.input_dropout_ratio,
+        return_full_embeddings=config.return_full_embeddings,
+    )

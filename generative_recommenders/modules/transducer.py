@@ -1,0 +1,120 @@
+"""Preprocess → positional encoding → STU stack → candidate rows → postprocess."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from generative_recommenders.modules.positional_encoder import PositionalEncoder
+from generative_recommenders.modules.preprocessor import ContextualPreprocessor, JaggedRows, PreparedSequence
+from generative_recommenders.modules.stu import STUStack
+from generative_recommenders.ops.jagged import place_rows, take_rows
+from generative_recommenders.ops.position import SequenceRows
+
+
+@dataclasses.dataclass(frozen=True)
+class TransducerOutput:
+    """Result of the transducer.
+
+    Attributes:
+        candidates: ``[C, D]`` in the batch's order of candidates, fp32.
+        num_rows: T of the joined sequences.
+        seq_lengths: int64 ``[B]``, rows of each joined sequence, in the batch's order.
+        full: ``[T, D]``, every row of the stack's output, only if full embeddings were asked for.
+        full_offsets: int64 ``[B + 1]`` of ``full``.
+    """
+
+    candidates: torch.Tensor
+    num_rows: int
+    seq_lengths: torch.Tensor
+    full: torch.Tensor | None = None
+    full_offsets: torch.Tensor | None = None
+
+
+class HSTUTransducer(nn.Module):
+    """From embedded features to one embedding per candidate.
+
+    Under autocast the rows inside the stack have the autocast dtype, else the parameters' own.
+
+    Args:
+        preprocessor, positional_encoder, stack, postprocessor: its parts.
+        input_dropout_ratio: dropout of the encoded sequence, in training.
+        return_full_embeddings: also return every row of the stack's output.
+    """
+
+    def __init__(
+        self,
+        preprocessor: ContextualPreprocessor,
+        positional_encoder: PositionalEncoder,
+        stack: STUStack,
+        postprocessor: nn.Module,
+        input_dropout_ratio: float = 0.2,
+        return_full_embeddings: bool = False,
+    ) -> None:
+        super().__init__()
+        self.preprocessor = preprocessor
+        self.positional_encoder = positional_encoder
+        self.stack = stack
+        self.postprocessor = postprocessor
+        self.input_dropout_ratio = input_dropout_ratio
+        # Every row in the batch's order is part of what full embeddings promise.
+        self.longest_first = stack.sort_by_length and not return_full_embeddings
+        self.return_full_embeddings = return_full_embeddings
+
+    def forward(
+        self,
+        history: JaggedRows,
+        candidates: JaggedRows,
+        action_bits: torch.Tensor,
+        contextual: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
+        max_seq_len: int | None = None,
+    ) -> TransducerOutput:
+        """Encode a batch.
+
+        Args:
+            history, candidates, action_bits, contextual: as ``ContextualPreprocessor.forward``.
+            max_seq_len: host integer, an upper bound of the joined lengths; ``None`` reads it from the batch (a device
+                sync on a GPU).
+        """
+        sequence = self.preprocessor(history, candidates, action_bits, contextual, self.longest_first)
+        if max_seq_len is None:
+            max_seq_len = int(sequence.offsets.diff().max()) if sequence.offsets.numel() > 1 else 0
+        x = self.encode_positions(sequence)
+        with torch.autocast(x.device.type, enabled=False):  # layers cast their parameters to the dtype of x themselves
+            candidate_rows, full = self.run_stack(x, sequence, max_seq_len)
+        encoded = self.postprocessor(candidate_rows, candidates.timestamps)
+        return TransducerOutput(
+            candidates=encoded.to(torch.promote_types(encoded.dtype, torch.float32)),
+            num_rows=x.shape[0],
+            seq_lengths=self._batch_lengths(history, candidates),
+            full=full,
+            full_offsets=None if full is None else sequence.offsets,
+        )
+
+    def encode_positions(self, sequence: PreparedSequence) -> torch.Tensor:
+        """Position and time embeddings, input dropout, dtype of the stack: ``[T, D]``."""
+        rows = SequenceRows.from_offsets(sequence.offsets, sequence.x.shape[0])
+        x = self.positional_encoder(sequence.x, rows, sequence.timestamps, sequence.num_targets)
+        x = F.dropout(x, self.input_dropout_ratio, self.training)
+        device = x.device.type
+        return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+
+    def run_stack(
+        self, x: torch.Tensor, sequence: PreparedSequence, max_seq_len: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """All layers; candidate rows ``[C, D]`` in the batch's order, and all rows if they were asked for."""
+        x = self.stack(x, sequence.offsets, max_seq_len, sequence.num_targets)
+        return take_rows(x, sequence.candidate_rows), x if self.return_full_embeddings else None
+
+    def restore_candidate_order(self, rows: torch.Tensor, sequence: PreparedSequence) -> torch.Tensor:
+        """Candidate rows ``[C, D]`` in the order of the laid-out sequences → in the batch's order."""
+        if sequence.in_batch_order:
+            return rows
+        return place_rows(rows.shape[0], [sequence.candidate_rows.argsort()], [rows])
+
+    def _batch_lengths(self, history: JaggedRows, candidates: JaggedRows) -> torch.Tensor:
+        return (history.offsets + candidates.offsets).diff() + self.preprocessor.num_contextual

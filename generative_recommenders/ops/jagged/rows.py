@@ -1,0 +1,132 @@
+"""Moving rows between jagged tensors: one scatter or gather per part, the opposite move as the gradient.
+
+Row numbers are unique, so both directions are plain copies (deterministic, any dtype, no atomics).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+
+class _PlaceRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, num_rows, num_parts, *rows_and_parts):
+        rows, parts = rows_and_parts[:num_parts], rows_and_parts[num_parts:]
+        ctx.save_for_backward(*rows)
+        out = parts[0].new_empty(num_rows, *parts[0].shape[1:])
+        for index, part in zip(rows, parts, strict=True):
+            out.index_copy_(0, index, part)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        rows = ctx.saved_tensors
+        needed = ctx.needs_input_grad[2 + len(rows) :]
+        grads = [grad.index_select(0, r) if need else None for r, need in zip(rows, needed, strict=True)]
+        return (None, None, *[None] * len(rows), *grads)
+
+
+class _TakeRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values, rows):
+        ctx.save_for_backward(rows)
+        ctx.num_rows = values.shape[0]
+        return values.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (rows,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.num_rows, *grad.shape[1:]).index_copy_(0, rows, grad), None
+
+
+class _SplitRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values, *rows):
+        ctx.save_for_backward(*rows)
+        ctx.num_rows = values.shape[0]
+        return tuple(values.index_select(0, index) for index in rows)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        rows = ctx.saved_tensors
+        out = grads[0].new_empty(ctx.num_rows, *grads[0].shape[1:])
+        for index, grad in zip(rows, grads, strict=True):
+            out.index_copy_(0, index, grad)
+        return (out, *[None] * len(rows))
+
+
+def place_rows(num_rows: int, rows: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Write part p's row i to row ``rows[p][i]`` of the result ``[num_rows, ...]``.
+
+    All row numbers together must cover 0 … num_rows − 1 exactly once; parts share dtype and trailing shape.
+    """
+    dtypes = {part.dtype for part in parts}
+    if len(dtypes) > 1:
+        raise TypeError(f"parts must share one dtype, got {', '.join(sorted(map(str, dtypes)))}: convert them first")
+    covered = sum(part.shape[0] for part in parts)
+    if covered != num_rows:
+        raise ValueError(f"parts have {covered} rows together but the result has {num_rows}")
+    return _PlaceRows.apply(num_rows, len(parts), *rows, *parts)
+
+
+def take_rows(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """``values[rows]`` for distinct row numbers; the gradient of all other rows is zero."""
+    return _TakeRows.apply(values, rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class JaggedJoin:
+    """Where the rows of several jagged tensors go when each sequence is the parts' sequences one after the other.
+
+    Attributes:
+        offsets: int64 ``[B + 1]`` of the joined sequences.
+        rows: per part int64 ``[T_p]``: the joined row number of the part's row.
+    """
+
+    offsets: torch.Tensor
+    rows: tuple[torch.Tensor, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """T of the joined tensor."""
+        return sum(r.numel() for r in self.rows)
+
+    def place(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Parts ``[T_p, ...]`` → joined ``[T, ...]``."""
+        return place_rows(self.num_rows, self.rows, parts)
+
+    def split(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Joined ``[T, ...]`` → parts."""
+        return _SplitRows.apply(values, *self.rows)
+
+
+def interleave(
+    part_offsets: Sequence[torch.Tensor], part_rows: Sequence[int], order: torch.Tensor | None = None
+) -> JaggedJoin:
+    """Plan the join of parts.
+
+    Args:
+        part_offsets: int64 ``[B + 1]`` of each part.
+        part_rows: row count of each part, known on the host.
+        order: int64 ``[B]``, a permutation: the joined tensor's sequence s is the parts' sequence ``order[s]``.
+    """
+    batches = {offsets.numel() - 1 for offsets in part_offsets}
+    if len(batches) != 1:
+        raise ValueError(f"parts must have the same number of sequences, got {sorted(batches)}")
+    total = torch.stack(list(part_offsets)).sum(0)
+    start = total[:-1]
+    if order is not None:
+        lengths = total.diff()[order]
+        total = torch.zeros_like(total)
+        torch.cumsum(lengths, 0, out=total[1:])
+        start = torch.empty_like(lengths).index_copy_(0, order, total[:-1])
+    rows = []
+    for offsets, count in zip(part_offsets, part_rows, strict=True):
+        lengths = offsets.diff()
+        shift = torch.repeat_interleave(start - offsets[:-1], lengths, output_size=count)
+        rows.append(torch.arange(count, device=offsets.device) + shift)
+        start = start + lengths
+    return JaggedJoin(total, tuple(rows))

@@ -1,0 +1,119 @@
+"""Parity with the public model: outputs to 1e-5, gradients to 1e-4 (relative), fp32, through the importer."""
+
+import json
+import os
+import pathlib
+
+import numpy as np
+import pytest
+import torch
+from torchrec import KeyedJaggedTensor
+
+from generative_recommenders.modules.dlrm_hstu import DlrmHSTU, DlrmHSTUConfig, TaskConfig
+from generative_recommenders.modules.importer import from_public_names, import_public_weights
+from generative_recommenders.modules.stu import STULayer, STULayerConfig, STUStack
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+GOLDEN = pathlib.Path(os.environ.get("HSTU_GOLDEN_DIR", REPOSITORY.parent / "shared" / "golden"))
+OUTPUT_TOLERANCE = 1e-5
+GRADIENT_TOLERANCE = 1e-4
+
+pytestmark = pytest.mark.skipif(
+    not GOLDEN.is_dir(), reason=f"no golden files in {GOLDEN}: set HSTU_GOLDEN_DIR to the folder that has them"
+)
+
+
+def golden_files(pattern):
+    files = sorted(GOLDEN.glob(pattern)) if GOLDEN.is_dir() else []
+    return files or [pytest.param(None, marks=pytest.mark.skip(reason=f"no {pattern} in {GOLDEN}"))]
+
+
+def read(path):
+    arrays = np.load(path)
+    tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files if name != "meta"}
+    return json.loads(str(arrays["meta"])), tensors
+
+
+def under(tensors, prefix):
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def assert_close(got, want, tolerance, name):
+    """Largest error relative to the largest magnitude of what is wanted."""
+    assert got.shape == want.shape, name
+    error = (got - want).abs().max() / want.abs().max().clamp_min(1e-12)
+    assert error <= tolerance, f"{name}: relative error {error:.2e}"
+
+
+def assert_gradients(model, golden):
+    wanted = from_public_names(under(golden, "grad/"))
+    parameters = dict(model.named_parameters())
+    assert wanted.keys() == parameters.keys()
+    for name, parameter in parameters.items():
+        assert_close(parameter.grad, wanted[name], GRADIENT_TOLERANCE, f"gradient of {name}")
+
+
+@pytest.mark.parametrize("path", golden_files("stu_*.npz"), ids=lambda p: getattr(p, "stem", str(p)))
+def test_stack(path):
+    meta, golden = read(path)
+    config = STULayerConfig(
+        embedding_dim=meta["D"],
+        num_heads=meta["H"],
+        hidden_dim=meta["d_v"],
+        attention_dim=meta["d_qk"],
+        max_seq_len=4096,
+        attn_norm=meta["attn_norm"],
+        max_attn_len=meta.get("max_attn_len", 0),
+        contextual_seq_len=meta.get("contextual_seq_len", 0),
+        output_dropout_ratio=0.0,
+    )
+    stack = STUStack(STULayer(config) for _ in range(meta["layers"]))
+    import_public_weights(stack, under(golden, "param/"))
+    x = golden["x"].requires_grad_()
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), golden["lengths"].cumsum(0)])
+    y = stack(x, offsets, int(golden["max_seq_len"]), golden["num_targets"])
+    assert_close(y, golden["y"], OUTPUT_TOLERANCE, "y")
+    y.backward(golden["dy"])
+    assert_close(x.grad, golden["dx"], GRADIENT_TOLERANCE, "dx")
+    assert_gradients(stack, golden)
+
+
+def features(golden, prefix):
+    values = {name.split("/")[0]: t for name, t in under(golden, prefix).items() if name.endswith("/values")}
+    lengths = [golden[f"{prefix}{name}/lengths"] for name in values]
+    return KeyedJaggedTensor(list(values), torch.cat(list(values.values())), lengths=torch.cat(lengths))
+
+
+def ranker(meta):
+    return DlrmHSTU(
+        DlrmHSTUConfig(
+            table_rows=meta["tables"],
+            contextual_feature_names=meta["contextual"],
+            tasks=(TaskConfig("listen_plus", loss_weight=meta["loss_weight"]),),
+            max_seq_len=meta["max_seq_len"],
+            hstu_embedding_dim=meta["D"],
+            hstu_num_heads=meta["H"],
+            hstu_attn_qk_dim=meta["d_qk"],
+            hstu_attn_linear_dim=meta["d_v"],
+            hstu_num_layers=meta["layers"],
+            preprocessor_hidden_dim=meta["preprocessor_hidden"],
+            action_weights=meta["action_weights"],
+            input_dropout_ratio=meta["dropout"],
+            output_dropout_ratio=meta["dropout"],
+            attn_norm=meta["attn_norm"],
+            full_turn=2 * 3.14,
+        )
+    )
+
+
+@pytest.mark.parametrize("path", golden_files("dlrm_*.npz"), ids=lambda p: getattr(p, "stem", str(p)))
+def test_ranker(path):
+    meta, golden = read(path)
+    model = ranker(meta)
+    import_public_weights(model, under(golden, "param/"))
+    out = model(features(golden, "uih/"), features(golden, "candidate/"))
+    for name in ("user_embedding", "item_embedding", "predictions", "loss"):
+        assert_close(getattr(out, name), golden[name], OUTPUT_TOLERANCE, name)
+    assert torch.equal(out.labels, golden["labels"])
+    out.loss.backward()
+    assert_gradients(model, golden)
