@@ -19,7 +19,7 @@ import bisect
 import dataclasses
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -120,8 +120,10 @@ class EventCache:
 
     def validate(self) -> EventCache:
         """Check shapes, types, ranges and order of everything; ``UserError`` names the first fault. Reads it all."""
-        _check_shapes(self)
-        _check_values(self)
+        from generative_recommenders.data.cache_check import check_shapes, check_values
+
+        check_shapes(self)
+        check_values(self)
         return self
 
     @classmethod
@@ -206,14 +208,28 @@ def find_anchors(user_offsets: np.ndarray, time: np.ndarray, bits: np.ndarray, m
 
 def eligible_events(user_offsets: np.ndarray, time: np.ndarray, bits: np.ndarray, min_history: int) -> np.ndarray:
     """Ascending int64 event numbers of the anchors among the events of some users, by user and position."""
-    position = np.arange(len(time), dtype=np.int64)
-    # The first event of a run of equal (user, time); everything of the user before the run is strictly earlier.
-    starts = np.ones(len(time), bool)
-    starts[1:] = time[1:] != time[:-1]
-    starts[user_offsets[:-1][np.diff(user_offsets) > 0]] = True
-    run_start = np.maximum.accumulate(np.where(starts, position, 0))
-    earlier = run_start - np.repeat(user_offsets[:-1], np.diff(user_offsets))
-    return np.flatnonzero((earlier >= min_history) & ((bits == LISTEN_PLUS) | (bits == SKIP)))
+    users = np.repeat(threshold_of_users(user_offsets, time, min_history), np.diff(user_offsets))
+    return np.flatnonzero((time > users) & ((bits == LISTEN_PLUS) | (bits == SKIP)))
+
+
+def threshold_of_users(user_offsets: np.ndarray, time: np.ndarray, min_history: int) -> np.ndarray:
+    """int64 [U]: an event has min_history strictly earlier ones of its user exactly if its time is larger than this."""
+    if min_history == 0:
+        return np.full(len(user_offsets) - 1, -1, np.int64)
+    threshold = np.full(len(user_offsets) - 1, 2**32, np.int64)
+    enough = np.diff(user_offsets) > min_history
+    threshold[enough] = time[user_offsets[:-1][enough] + min_history - 1]
+    return threshold
+
+
+def user_chunks(user_offsets: np.ndarray, events: int) -> Iterator[tuple[int, int]]:
+    """(first, last + 1) of runs of whole users with at most ``events`` events each, or one user with more."""
+    first, users = 0, len(user_offsets) - 1
+    while first < users:
+        last = int(np.searchsorted(user_offsets, user_offsets[first] + events, side="right")) - 1
+        last = min(max(last, first + 1), users)
+        yield first, last
+        first = last
 
 
 def anchor_type(num_events: int) -> type:
@@ -279,44 +295,3 @@ def _check_input(columns: Mapping[str, np.ndarray], context: Mapping[str, np.nda
             raise UserError(f"column {name!r} has type {values.dtype}, expected whole numbers")
     if columns["time"].min() < 0 or columns["time"].max() >= 2**32:
         raise UserError(f"time runs {columns['time'].min()} … {columns['time'].max()}, allowed are 0 … {2**32 - 1} s")
-
-
-def _check_shapes(cache: EventCache) -> None:
-    events, items = cache.num_events, len(cache.item_count)
-    expected = {"time": events, "bits": events, "organic": events, "user_offsets": cache.num_users + 1}
-    found = {name: getattr(cache, name) for name in COLUMN_TYPES}
-    for kind, columns, length in (("attributes", cache.attributes, items), ("context", cache.context, events)):
-        for name, column in columns.items():
-            found[f"{kind}[{name!r}]"], expected[f"{kind}[{name!r}]"] = column, length
-            if name not in cache.vocab:
-                raise UserError(f"{cache.name}: {kind} {name!r} has no vocabulary size")
-    for name, column in found.items():
-        if column.ndim != 1 or len(column) != expected.get(name, len(column)):
-            raise UserError(f"{cache.name}: column {name} has shape {column.shape}, expected ({expected.get(name)},)")
-        wanted = COLUMN_TYPES.get(name, np.uint32) or anchor_type(events)
-        if column.dtype != wanted:
-            raise UserError(f"{cache.name}: column {name} has type {column.dtype}, expected {np.dtype(wanted)}")
-    if cache.vocab.get("item_id") != items or cache.vocab.get("uid") != cache.num_users + 1:
-        raise UserError(f"{cache.name}: vocab {dict(cache.vocab)} does not fit {items} items, {cache.num_users} users")
-    if cache.min_history < 0:
-        raise UserError(f"{cache.name}: min_history is {cache.min_history}, expected 0 or more")
-
-
-def _check_values(cache: EventCache) -> None:
-    offsets = cache.user_offsets
-    if offsets[0] != 0 or offsets[-1] != cache.num_events or (np.diff(offsets) < 0).any():
-        raise UserError(f"{cache.name}: user_offsets do not ascend from 0 to {cache.num_events} events")
-    if (np.diff(cache.user_ids) <= 0).any():
-        raise UserError(f"{cache.name}: user_ids do not ascend")
-    limits = {"item": (cache.item, cache.vocab["item_id"]), "organic": (cache.organic, 2)}
-    limits |= {name: (column, cache.vocab[name]) for name, column in {**cache.attributes, **cache.context}.items()}
-    for name, (column, rows) in limits.items():
-        if len(column) and column.max() >= rows:
-            raise UserError(f"{cache.name}: column {name} holds {column.max()}, past its vocabulary of {rows}")
-    if not np.isin(cache.bits, (0, 1, 2, 4)).all():
-        raise UserError(f"{cache.name}: bits must be 0, 1, 2 or 4")
-    falls = np.flatnonzero(cache.time[1:] < cache.time[:-1]) + 1
-    if not np.isin(falls, offsets).all():
-        raise UserError(f"{cache.name}: a user's events are not in time order")
-    if not np.array_equal(cache.anchors, find_anchors(offsets, cache.time, cache.bits, cache.min_history)):
-        raise UserError(f"{cache.name}: anchors are not the eligible listens in time order")

@@ -1,0 +1,112 @@
+"""The engine under preparation: a DuckDB connection inside a memory and thread limit, its errors made readable.
+
+Measured on 2 cores with 100 M shuffled events: DuckDB's external sort by (user, time, item, type, organic, ratio) with
+both dictionary joins takes 15-18 s, and its resident memory stays within 0.15 GB of ``memory_limit``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Iterator
+
+import duckdb
+
+from generative_recommenders.errors import UserError
+
+MIB = 2**20
+#: What the process needs beside DuckDB's own limit: interpreter, numpy, pyarrow, the batches on their way to disk.
+RESERVE = 320 * MIB
+#: The least that DuckDB itself works with, and what each thread adds to it (scan and sort buffers).
+LEAST_ENGINE = 192 * MIB
+LEAST_PER_THREAD = 64 * MIB
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Resident memory of the whole process, in bytes, and the number of threads."""
+
+    memory: int = 3 * 2**30
+    threads: int = 2
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise UserError(f"--threads {self.threads}: expected 1 or more")
+        if self.memory < self.least(self.threads):
+            least = -(-self.least(self.threads) // MIB)
+            raise UserError(
+                f"--memory {self.memory // MIB}MiB is too little for {self.threads} threads: give at least {least}MiB"
+            )
+
+    @staticmethod
+    def least(threads: int) -> int:
+        """Bytes below which a run with this many threads is refused."""
+        return RESERVE + LEAST_ENGINE + LEAST_PER_THREAD * threads
+
+    @classmethod
+    def parse(cls, memory: str | None, threads: int | None) -> Limits:
+        """From the command line: ``memory`` such as 4GiB or 900MB, default 3GiB; ``threads`` default all cores."""
+        threads = len(os.sched_getaffinity(0)) if threads is None else threads
+        if memory is None:
+            return cls(max(cls.memory, cls.least(threads)), threads)
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?I?B?)\s*", memory.upper())
+        if not found or found[2] not in _UNITS:
+            raise UserError(f"--memory {memory!r}: expected a size such as 4GiB or 900MB")
+        return cls(int(float(found[1]) * _UNITS[found[2]]), threads)
+
+    def connect(self, temp: pathlib.Path) -> duckdb.DuckDBPyConnection:
+        """An in-memory database that spills into ``temp``."""
+        connection = duckdb.connect(
+            config={
+                "memory_limit": f"{self.memory - RESERVE}B",
+                "threads": self.threads,
+                "temp_directory": str(temp),
+                "preserve_insertion_order": False,
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+            }
+        )
+        connection.execute("SET enable_progress_bar = false")
+        return connection
+
+
+@contextlib.contextmanager
+def readable_errors(what: str, folder: pathlib.Path | None = None) -> Iterator[None]:
+    """Turn the engine's and the disk's errors into one ``UserError`` line that says what was being done."""
+    try:
+        yield
+    except duckdb.Error as error:
+        # Python errors raised while DuckDB pulls from a Python generator come back wrapped in its own.
+        text = " ".join(str(error).split())
+        if "No space left" in text or "max_temp_directory_size" in text or "Disk quota" in text:
+            raise disk_full(what, folder) from None
+        if isinstance(error, duckdb.OutOfMemoryException):
+            raise UserError(f"{what}: the memory limit is too small for this input: raise --memory ({text})") from None
+        raise UserError(f"{what}: {text}") from None
+    except OSError as error:
+        if error.errno in (28, 122):  # ENOSPC, EDQUOT
+            raise disk_full(what, folder) from None
+        raise UserError(f"{what}: {error}") from None
+
+
+def disk_full(what: str, folder: pathlib.Path | None) -> UserError:
+    """The message for a disk that ran full."""
+    where, free = "", ""
+    if folder is not None and folder.exists():
+        where, free = f" under {folder}", f" ({shutil.disk_usage(folder).free / 1e9:.2f} GB left)"
+    return UserError(f"{what}: the disk{where} is full{free}: free some space and run again, it continues")
+
+
+def quoted(text: str | pathlib.Path) -> str:
+    """A SQL string literal."""
+    return "'" + str(text).replace("'", "''") + "'"
+
+
+def name(column: str) -> str:
+    """A SQL identifier."""
+    return '"' + column.replace('"', '""') + '"'

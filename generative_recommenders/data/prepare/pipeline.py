@@ -1,0 +1,143 @@
+"""Preparation, stage by stage: scan → sort → anchors → seal.
+
+- **scan**: check every row, count, number users, items and attributes densely (0 stays free for unknown).
+- **sort**: the engine's external sort by (user, time, item, type, organic, ratio, context), in passes over ranges of
+  users so that the spill space and the work lost to a kill stay bounded; rows stream straight into the columns.
+- **anchors**: eligible listens sorted by (time, event), in passes over ranges of days.
+- **seal**: checksums, manifest, marker.
+
+Every stage's result depends on the rows alone, so threads, memory, row order, file split and kills leave no trace.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import pathlib
+import shutil
+import time
+
+from generative_recommenders.data.cache import ATTRIBUTE_PREFIX, CONTEXT_PREFIX, SCHEMA_VERSION, read_manifest
+from generative_recommenders.data.prepare.anchors import write_anchors
+from generative_recommenders.data.prepare.columns import sha256
+from generative_recommenders.data.prepare.engine import Limits, readable_errors
+from generative_recommenders.data.prepare.job import Job, fingerprint
+from generative_recommenders.data.prepare.progress import Progress
+from generative_recommenders.data.prepare.scan import scan
+from generative_recommenders.data.prepare.sort import event_columns, sort_events
+from generative_recommenders.data.prepare.source import Source
+from generative_recommenders.errors import UserError
+
+#: Events (or anchors) of one sorting pass: about 12 GB of spill space at most.
+EVENTS_PER_PASS = 2**28
+#: Upper estimate of spilled bytes per event of a pass, from runs under a tight memory limit.
+SPILL_BYTES_PER_EVENT = 45
+
+
+def prepare(
+    source: Source,
+    path: str | pathlib.Path,
+    *,
+    min_history: int,
+    limits: Limits | None = None,
+    overwrite: bool = False,
+    check_space: bool = True,
+    events_per_pass: int = EVENTS_PER_PASS,
+    progress: Progress | None = None,
+) -> dict:
+    """Turn event files into an event cache in the folder ``path`` and return its manifest.
+
+    Goes on where an earlier, killed run with the same input and settings stopped; a complete cache of the same input
+    and settings is left as it is. Raises ``UserError`` for bad input, too little memory or disk, or a foreign folder.
+    """
+    if min_history < 0:
+        raise UserError(f"min_history is {min_history}: expected 0 or more")
+    limits, progress = limits or Limits(), progress or Progress(None)
+    folder = pathlib.Path(path)
+    began = time.time()
+    with readable_errors(f"preparing {folder}", folder):
+        job = Job(folder, fingerprint(source, min_history))
+        with job.opened(overwrite) as done:
+            if done:
+                progress.say(f"{folder} is already prepared")
+                return read_manifest(folder)
+            connection = limits.connect(job.temp)
+            try:
+                facts = scan(job, source, connection, progress)
+                if check_space:
+                    require_space(job, facts, events_per_pass)
+                sort_events(job, source, facts, connection, events_per_pass, progress)
+                write_anchors(job, facts, min_history, connection, events_per_pass, progress)
+            finally:
+                connection.close()
+            _unchanged(source, min_history, job)
+            manifest = _seal(job, source, facts, min_history, progress)
+            job.complete(manifest, _preparation(source, limits, began))
+    progress.say(f"{folder}: {facts['events']:,} events in {time.time() - began:.0f} s")
+    return manifest
+
+
+def require_space(job: Job, facts: dict, events_per_pass: int) -> None:
+    """``UserError`` unless the cache to be and one pass's spill fit on the disk (counting what is already there)."""
+    events = facts["events"]
+    columns = sum(dtype.itemsize for dtype in event_columns(facts).values()) * events
+    anchors = facts["counters"]["listens"] * (4 if events <= 2**32 else 8)
+    need = columns + anchors + SPILL_BYTES_PER_EVENT * min(events, events_per_pass) + 2**20
+    have = shutil.disk_usage(job.folder).free + sum(file.stat().st_size for file in job.folder.glob("*.npy"))
+    if have < need:
+        raise UserError(
+            f"preparing {job.folder} needs up to {need / 1e9:.2f} GB of disk for {events:,} events, "
+            f"{have / 1e9:.2f} GB are free: free some space or name another path"
+        )
+
+
+def _unchanged(source: Source, min_history: int, job: Job) -> None:
+    if fingerprint(source, min_history) != job.state["fingerprint"]:
+        raise UserError(f"the event files changed while {job.folder} was being prepared: run it again")
+
+
+def _seal(job: Job, source: Source, facts: dict, min_history: int, progress: Progress) -> dict:
+    types = {name: dtype.str for name, dtype in event_columns(facts).items()}
+    types |= {"user_offsets": "<i8", "user_ids": "<i8", "item_count": "<i8", "anchors": job.state["anchors"]["dtype"]}
+    types |= {ATTRIBUTE_PREFIX + name: "<u4" for name in source.attributes}
+    lengths = {name: facts["events"] for name in types}
+    lengths |= {"user_offsets": facts["users"] + 1, "user_ids": facts["users"], "anchors": job.state["anchors"]["done"]}
+    lengths |= {name: facts["vocab"]["item_id"] for name in types if name.startswith(ATTRIBUTE_PREFIX)}
+    lengths["item_count"] = facts["vocab"]["item_id"]
+    columns, vocabularies = {}, {}
+    with progress.stage("checksums", facts["events"]):
+        for name in sorted(types):
+            file = job.column(name)
+            columns[name] = {
+                "bytes": file.stat().st_size,
+                "dtype": types[name],
+                "length": lengths[name],
+                "sha256": sha256(file),
+            }
+        for file in sorted(job.folder.glob("vocabulary_*.parquet")):
+            vocabularies[file.name] = {"bytes": file.stat().st_size, "sha256": sha256(file)}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "source": source.title,
+        "min_history": min_history,
+        "events": facts["events"],
+        "users": facts["users"],
+        "anchors": job.state["anchors"]["done"],
+        "event_time": facts["time"],
+        "vocab": facts["vocab"],
+        "counters": facts["counters"],
+        "context": [name.removeprefix(CONTEXT_PREFIX) for name in sorted(types) if name.startswith(CONTEXT_PREFIX)],
+        "attributes": list(source.attributes),
+        "columns": columns,
+        "vocabularies": vocabularies,
+    }
+
+
+def _preparation(source: Source, limits: Limits, began: float) -> dict:
+    return {
+        "files": [str(file) for file in source.all_files],
+        "memory": limits.memory,
+        "threads": limits.threads,
+        "seconds": math.ceil(time.time() - began),
+        "versions": {name: importlib.metadata.version(name) for name in ("duckdb", "numpy", "pyarrow")},
+    }

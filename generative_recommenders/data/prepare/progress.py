@@ -1,0 +1,88 @@
+"""One line of progress: stage, share done, rate, time left."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import TextIO
+
+
+class Progress:
+    """Prints while a stage runs: every half second on a terminal, every 15 s elsewhere; ``stream=None`` is silent.
+
+    Engine calls block, so a thread of its own prints. While the engine sorts before its first row comes out, only the
+    time spent is known; from then on the share done gives the time left.
+    """
+
+    def __init__(self, stream: TextIO | None = sys.stderr) -> None:
+        self._stream = stream
+        self._terminal = stream is not None and stream.isatty()
+        self._done = self._total = self._start_done = 0
+        self._title = ""
+        self._began = self._last_line = 0.0
+
+    @contextlib.contextmanager
+    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Progress]:
+        """Report ``title`` from ``done`` to ``total`` events until the block ends; then one closing line."""
+        self._title, self._total, self._done, self._start_done = title, total, done, done
+        self._began = self._last_line = time.monotonic()
+        stop = threading.Event()
+        ticker = threading.Thread(target=self._tick, args=(stop,), daemon=True)
+        if self._stream is not None:
+            ticker.start()
+        try:
+            yield self
+        except BaseException:
+            self._stop(ticker, stop)
+            if self._terminal:
+                self._stream.write("\n")
+            raise
+        self._stop(ticker, stop)
+        self._done = self._total
+        self._print(self.line(), end="\n")
+
+    def advance(self, events: int) -> None:
+        """Another ``events`` events are done."""
+        self._done += events
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        self._print(text, end="\n")
+
+    def line(self) -> str:
+        """The current line."""
+        spent = time.monotonic() - self._began
+        done = self._done - self._start_done
+        share = self._done / self._total if self._total else 1.0
+        text = f"{self._title}: {100 * share:3.0f} % of {self._total:,} events · {_clock(spent)} spent"
+        if not done:
+            return text
+        text += f" · {done / max(spent, 1e-9) / 1e6:.2f} M events/s"
+        left = self._total - self._done
+        return text + (f" · {_clock(spent * left / done)} left" if left else "")
+
+    def _tick(self, stop: threading.Event) -> None:
+        while not stop.wait(0.5):
+            if self._terminal or time.monotonic() - self._last_line >= 15:
+                self._last_line = time.monotonic()
+                self._print(self.line(), end="" if self._terminal else "\n")
+
+    def _stop(self, ticker: threading.Thread, stop: threading.Event) -> None:
+        stop.set()
+        if ticker.is_alive():
+            ticker.join()
+
+    def _print(self, text: str, end: str) -> None:
+        if self._stream is None:
+            return
+        self._stream.write(f"\r\x1b[K{text}{end}" if self._terminal else text + end)
+        self._stream.flush()
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,145 @@
+"""First stage: every row checked and counted, every id space numbered densely."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import duckdb
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+
+from generative_recommenders.data.cache import ATTRIBUTE_PREFIX, CONTEXT_PREFIX
+from generative_recommenders.data.prepare.columns import write_column
+from generative_recommenders.data.prepare.engine import name, quoted
+from generative_recommenders.data.prepare.job import Job
+from generative_recommenders.data.prepare.progress import Progress
+from generative_recommenders.data.prepare.source import AttributeFile, Check, Source, relation
+from generative_recommenders.errors import UserError
+
+
+def scan(job: Job, source: Source, connection: duckdb.DuckDBPyConnection, progress: Progress) -> dict:
+    """Facts about the events: counts, vocabularies, counters. Writes user_*, item_count and attribute columns.
+
+    Leaves the temporary tables ``users``, ``items`` and one per context column (original, dense, events) behind in the
+    connection, loaded from the work folder if an earlier run made them.
+    """
+    tables = {"users": source.user, "items": source.item} | {CONTEXT_PREFIX + n: e for n, e in source.context.items()}
+    if "scan" not in job.state:
+        _check(connection, source.relation, source.checks)
+        for file in source.attributes.values():
+            _check(connection, relation(file.files), file.checks)
+        facts = _count(source, connection)
+        facts["context_columns"] = [CONTEXT_PREFIX + column for column in sorted(source.context)]
+        with progress.stage("scan", facts["events"]):
+            for table, expression in tables.items():
+                _dictionary(connection, source, table, expression)
+                connection.execute(f"COPY {name(table)} TO {quoted(job.work / f'{table}.parquet')} (FORMAT parquet)")
+            _write_users(job, connection, facts)
+            _write_items(job, source, connection, facts)
+            for column in source.context:
+                facts["vocab"][column] = _vocabulary(job, connection, column, CONTEXT_PREFIX + column) + 1
+        job.save(scan=facts)
+    else:
+        for table in tables:
+            file = quoted(job.work / f"{table}.parquet")
+            connection.execute(f"CREATE TEMP TABLE {name(table)} AS SELECT * FROM read_parquet({file})")
+    return job.state["scan"]
+
+
+def _count(source: Source, connection: duckdb.DuckDBPyConnection) -> dict:
+    counted = {"listens": f"{source.bits} IN (1, 4)", "null_item": f"{source.item} IS NULL", **source.counters}
+    selects = ", ".join(f"count(*) FILTER (WHERE {condition})" for condition in counted.values())
+    row = connection.execute(
+        f"SELECT count(*), min({source.time}), max({source.time}), {selects} FROM {source.relation}"
+    ).fetchone()
+    events, first, last, *found = row
+    if not events:
+        raise UserError(f"{source.files[0]} holds no events: nothing to prepare")
+    counters = {"events": events} | dict(zip(counted, found, strict=True))
+    return {"events": events, "time": [int(first), int(last)], "counters": counters, "vocab": {}}
+
+
+def _check(connection: duckdb.DuckDBPyConnection, table: str, checks: Sequence[Check]) -> None:
+    """``UserError`` for the first check that some row of the table fails, with the smallest bad value."""
+    if not checks:
+        return
+    selects = ", ".join(f"count(*) FILTER (WHERE {check.bad})" for check in checks)
+    rows, *found = connection.execute(f"SELECT count(*), {selects} FROM {table}").fetchone()
+    for check, bad in zip(checks, found, strict=True):
+        if bad:
+            query = f"SELECT min({check.value}) FROM {table} WHERE {check.bad}"
+            value = connection.execute(query).fetchone()[0]
+            raise UserError(check.message.format(value=value) + f" ({bad:,} of {rows:,} rows)")
+
+
+def _dictionary(connection: duckdb.DuckDBPyConnection, source: Source, table: str, expression: str) -> None:
+    """``table``: original id, dense id from 1 in the order of the originals (0 stays unknown), events."""
+    connection.execute(
+        f"""CREATE OR REPLACE TEMP TABLE {name(table)} AS
+        SELECT original, (row_number() OVER (ORDER BY original))::UINTEGER AS dense, events FROM (
+            SELECT {expression} AS original, count(*) AS events FROM {source.relation}
+            WHERE {expression} IS NOT NULL GROUP BY original)"""
+    )
+
+
+def _write_users(job: Job, connection: duckdb.DuckDBPyConnection, facts: dict) -> None:
+    users = connection.execute("SELECT original, events FROM users ORDER BY dense").fetchnumpy()
+    originals, events = users["original"], np.asarray(users["events"], np.int64)
+    if originals.dtype.kind not in "iu":
+        # Text ids: the user's number stands for it, the vocabulary file has the text.
+        originals = np.arange(len(events))
+        _vocabulary(job, connection, "uid", "users")
+    offsets = np.zeros(len(events) + 1, np.int64)
+    np.cumsum(events, out=offsets[1:])
+    write_column(job.column("user_ids"), np.asarray(originals, np.int64))
+    write_column(job.column("user_offsets"), offsets)
+    facts["users"] = len(events)
+    facts["vocab"]["uid"] = len(events) + 1
+
+
+def _write_items(job: Job, source: Source, connection: duckdb.DuckDBPyConnection, facts: dict) -> None:
+    rows = facts["vocab"]["item_id"] = _vocabulary(job, connection, "item_id", "items") + 1
+    found = connection.execute("SELECT dense, events FROM items").fetchnumpy()
+    count = np.zeros(rows, np.int64)
+    count[np.asarray(found["dense"], np.int64)] = found["events"]
+    count[0] = facts["counters"]["null_item"]
+    write_column(job.column("item_count"), count)
+    for attribute, file in source.attributes.items():
+        table = _attribute_table(job, connection, attribute, file, facts)
+        write_column(job.column(ATTRIBUTE_PREFIX + attribute), table)
+        unknown = table == 0
+        facts["counters"][f"items_without_{attribute}"] = int(unknown[1:].sum())
+        facts["counters"][f"events_without_{attribute}"] = int(count[unknown].sum())
+
+
+def _attribute_table(
+    job: Job, connection: duckdb.DuckDBPyConnection, attribute: str, file: AttributeFile, facts: dict
+) -> np.ndarray:
+    """u32 [V]: the dense id of each item's smallest attribute, 0 where it has none."""
+    item, value = name(file.item_column), name(file.attribute_column)
+    connection.execute(
+        f"""CREATE OR REPLACE TEMP TABLE chosen AS
+        SELECT items.dense AS item, min(m.{value}) AS original
+        FROM {relation(file.files)} m JOIN items ON m.{item} = items.original
+        WHERE m.{value} IS NOT NULL GROUP BY items.dense"""
+    )
+    connection.execute(
+        """CREATE OR REPLACE TEMP TABLE attribute_ids AS
+        SELECT original, (row_number() OVER (ORDER BY original))::UINTEGER AS dense
+        FROM (SELECT DISTINCT original FROM chosen)"""
+    )
+    facts["vocab"][attribute] = _vocabulary(job, connection, attribute, "attribute_ids") + 1
+    found = connection.execute("SELECT item, dense FROM chosen JOIN attribute_ids USING (original)").fetchnumpy()
+    table = np.zeros(facts["vocab"]["item_id"], np.uint32)
+    table[np.asarray(found["item"], np.int64)] = found["dense"]
+    return table
+
+
+def _vocabulary(job: Job, connection: duckdb.DuckDBPyConnection, space: str, table: str) -> int:
+    """Write the original ids in the order of the dense ones (row r is id r + 1); returns how many there are."""
+    found = connection.sql(f"SELECT original FROM {name(table)} ORDER BY dense").to_arrow_table().combine_chunks()
+    file = job.folder / f"vocabulary_{space}.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"original": found["original"]}), file, row_group_size=2**20)
+    return found.num_rows
+

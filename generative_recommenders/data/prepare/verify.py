@@ -1,0 +1,49 @@
+"""Whether a prepared cache is what its manifest says, and a summary of it."""
+
+from __future__ import annotations
+
+import pathlib
+
+from generative_recommenders.data.cache import MANIFEST, MARKER, EventCache, column_file, read_manifest
+from generative_recommenders.data.prepare.columns import sha256
+from generative_recommenders.data.prepare.progress import Progress
+from generative_recommenders.errors import UserError
+
+
+def verify(path: str | pathlib.Path, progress: Progress | None = None) -> dict:
+    """Check the checksum of every file and the consistency of the columns; returns the manifest.
+
+    Raises ``UserError`` that names the first file or column at fault.
+    """
+    folder, progress = pathlib.Path(path), progress or Progress(None)
+    manifest = read_manifest(folder)
+    if sha256(folder / MANIFEST) != (folder / MARKER).read_text().strip():
+        raise UserError(f"{folder / MANIFEST} was changed after preparation: prepare the cache again")
+    files = {column_file(name): entry for name, entry in manifest["columns"].items()} | manifest["vocabularies"]
+    with progress.stage("checksums", manifest["events"]):
+        for name, entry in files.items():
+            if not (folder / name).is_file():
+                raise UserError(f"{folder / name} is missing: prepare the cache again")
+            if sha256(folder / name) != entry["sha256"]:
+                raise UserError(f"{folder / name} does not match its checksum: prepare the cache again")
+    with progress.stage("consistency", manifest["events"]):
+        EventCache.open(folder).validate()
+    return manifest
+
+
+def describe(path: str | pathlib.Path) -> str:
+    """A few lines about a prepared cache: counts, vocabularies, counters, bytes."""
+    folder = pathlib.Path(path)
+    manifest = read_manifest(folder)
+    size = sum(entry["bytes"] for entry in manifest["columns"].values())
+    first, last = manifest["event_time"]
+    lines = [
+        f"{folder}: {manifest['source']}, cache version {manifest['schema_version']}",
+        f"  {manifest['events']:,} events of {manifest['users']:,} users over {(last - first) / 86_400:.1f} days "
+        f"(times {first} … {last})",
+        f"  {manifest['anchors']:,} samples with at least {manifest['min_history']} earlier events",
+        f"  {size / 1e9:.3f} GB on disk, {size / manifest['events']:.1f} bytes per event",
+        "  ids: " + ", ".join(f"{name} {rows:,}" for name, rows in sorted(manifest["vocab"].items())),
+        "  counted: " + ", ".join(f"{name} {count:,}" for name, count in sorted(manifest["counters"].items())),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,132 @@
+"""Yambda's files: where they lie, which columns they have, and how their rows become events."""
+
+from __future__ import annotations
+
+import pathlib
+
+import duckdb
+
+from generative_recommenders.data.prepare.source import (
+    INTEGER_TYPES,
+    AttributeFile,
+    Check,
+    Source,
+    column_types,
+    find_files,
+    id_checks,
+    require_column,
+    time_checks,
+)
+from generative_recommenders.errors import UserError
+
+SIZES = ("50m", "500m", "5b")
+#: Event types in their content order.
+EVENT_TYPES = ("listen", "like", "dislike", "unlike", "undislike")
+#: min_history of each size: a history of 4,086 events is full in the largest, the small ones keep most listens.
+MIN_HISTORY = {"50m": 50, "500m": 50, "5b": 4086}
+#: Attribute → mapping file in the data set's folder; its column has the attribute's name.
+MAPPINGS = {"artist_id": "artist_item_mapping.parquet", "album_id": "album_item_mapping.parquet"}
+
+
+def require_size(size: str) -> str:
+    """The size itself; ``UserError`` if Yambda has none of that name."""
+    if size not in SIZES:
+        raise UserError(f"Yambda has no size {size!r}: choose one of {', '.join(SIZES)}")
+    return size
+
+
+def cache_folder(path: str | pathlib.Path, size: str) -> pathlib.Path:
+    """Where the prepared cache of a size lies by default: ``<path>/cache/<size>``."""
+    return pathlib.Path(path) / "cache" / require_size(size)
+
+
+def events_path(path: str | pathlib.Path, size: str) -> pathlib.Path:
+    """``<path>/flat/<size>/multi_event.parquet``, or the folder ``multi_event`` beside it if the file was split."""
+    folder = pathlib.Path(path) / "flat" / require_size(size)
+    return folder / "multi_event" if (folder / "multi_event").is_dir() else folder / "multi_event.parquet"
+
+
+def yambda_source(path: str | pathlib.Path, size: str) -> Source:
+    """Describe the files under ``path`` for ``prepare``; ``UserError`` for missing files, columns or wrong types."""
+    if not pathlib.Path(path).is_dir():
+        raise UserError(f"Yambda folder {path} does not exist: correct the path, or download the data set first")
+    events = find_files(events_path(path, size), "Yambda events")
+    connection = duckdb.connect()
+    try:
+        types = column_types(connection, events, "Yambda events")
+        attributes = {}
+        for attribute, file in MAPPINGS.items():
+            files = find_files(pathlib.Path(path) / file, "Yambda mapping")
+            mapping_types = column_types(connection, files, "Yambda mapping")
+            checks = []
+            for column in ("item_id", attribute):
+                kind = require_column(mapping_types, column, INTEGER_TYPES, f"Yambda mapping {files[0]}")
+                checks += id_checks(column, kind, f"Yambda mapping {files[0]}", null_allowed=True)
+            attributes[attribute] = AttributeFile(files, "item_id", attribute, checks)
+    finally:
+        connection.close()
+    return Source(
+        title=f"Yambda {size}",
+        files=events,
+        user="uid",
+        item="item_id",
+        time="timestamp",
+        kind=_kind(),
+        organic="coalesce(is_organic::INTEGER, 0)",
+        ratio="coalesce(played_ratio_pct + 1, 0)",
+        bits="CASE event_type::VARCHAR WHEN 'like' THEN 2 WHEN 'listen' THEN "
+        "CASE WHEN played_ratio_pct >= 50 THEN 1 WHEN played_ratio_pct < 50 THEN 4 ELSE 0 END ELSE 0 END",
+        user_column="uid",
+        attributes=attributes,
+        checks=_checks(types, events),
+        counters=_counters(),
+    )
+
+
+def _kind() -> str:
+    cases = " ".join(f"WHEN '{kind}' THEN {number}" for number, kind in enumerate(EVENT_TYPES))
+    return f"CASE event_type::VARCHAR {cases} END"
+
+
+def _counters() -> dict[str, str]:
+    counted = {f"event_{kind}": f"event_type::VARCHAR = '{kind}'" for kind in EVENT_TYPES}
+    counted["listen_plus"] = "event_type::VARCHAR = 'listen' AND played_ratio_pct >= 50"
+    counted["skip"] = "event_type::VARCHAR = 'listen' AND played_ratio_pct < 50"
+    counted["listen_without_ratio"] = "event_type::VARCHAR = 'listen' AND played_ratio_pct IS NULL"
+    counted["null_organic"] = "is_organic IS NULL"
+    return counted
+
+
+def _checks(types: dict[str, str], files: list[pathlib.Path]) -> list[Check]:
+    what = f"Yambda events {files[0]}"
+    checks = []
+    for column in ("uid", "timestamp", "item_id", "played_ratio_pct"):
+        require_column(types, column, INTEGER_TYPES, what)
+    require_column(types, "is_organic", (*INTEGER_TYPES, "BOOLEAN"), what)
+    require_column(types, "event_type", ("VARCHAR",), what)
+    checks += id_checks("uid", types["uid"], what)
+    checks += id_checks("item_id", types["item_id"], what, null_allowed=True)
+    checks += time_checks("timestamp", "timestamp", what)
+    known = ", ".join(f"'{kind}'" for kind in EVENT_TYPES)
+    checks.append(
+        Check(
+            f"event_type IS NULL OR event_type::VARCHAR NOT IN ({known})",
+            "coalesce(event_type::VARCHAR, 'null')",
+            f"{what}: column 'event_type' holds {{value!r}}, expected one of {', '.join(EVENT_TYPES)}",
+        )
+    )
+    checks.append(
+        Check(
+            "is_organic::INTEGER NOT IN (0, 1)",
+            "is_organic::INTEGER",
+            f"{what}: column 'is_organic' holds {{value}}, expected 0 or 1",
+        )
+    )
+    checks.append(
+        Check(
+            "played_ratio_pct < 0 OR played_ratio_pct > 65535",
+            "played_ratio_pct",
+            f"{what}: column 'played_ratio_pct' holds {{value}}, expected 0 … 65535",
+        )
+    )
+    return checks
