@@ -1,0 +1,236 @@
+"""Launches of the absorbed kernels: tile shapes, splits and descriptors.
+
+Nothing that changes from batch to batch (lengths, batch size, candidate counts, splits) is a compile-time constant or
+specialised on, so a kernel is compiled once per (dtype, D, H, one or several candidates).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import torch
+import triton
+
+from generative_recommenders.ops.candidate_attention import triton_absorbed as kernels
+from generative_recommenders.ops.candidate_attention.rows import CandidateRows
+
+#: Rows below which cutting a sequence into more programs does not pay for the programs' own operands and sums.
+MIN_SPLIT_ROWS = 256
+#: Programs to aim at, per multiprocessor: the tail of the last wave shrinks with their number.
+PROGRAMS_PER_PROCESSOR = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """Shape of a kernel's tile and its compile options; ``groups`` * ``group_dim`` columns cover D."""
+
+    groups: int
+    group_dim: int
+    rows: int
+    warps: int
+    stages: int
+    max_registers: int | None
+
+
+def tile_for(width: int, dtype: torch.dtype, backward: bool) -> Tile:
+    """The tile of rows of this width.
+
+    One group of columns per warp, 64 columns wide where D allows (128 bytes in half precision: one swizzle span), at
+    most 8 warps. 16 rows are the smallest matrix operand; with 128 registers a thread two programs of 8 warps share a
+    multiprocessor.
+    """
+    padded = max(64, triton.next_power_of_2(width))
+    group_dim = min(64, padded // 4)
+    groups = padded // group_dim
+    half = dtype.itemsize == 2
+    stages = (3 if backward else 4) if half else 2
+    return Tile(groups, group_dim, 16, min(8, groups), stages, 128 if half and groups <= 8 else None)
+
+
+@functools.lru_cache
+def _device_facts(index: int) -> tuple[int, bool]:
+    """Multiprocessors, and whether tensor descriptors are copied by hardware (Hopper and later)."""
+    properties = torch.cuda.get_device_properties(index)
+    return properties.multi_processor_count, torch.version.hip is None and properties.major >= 9
+
+
+def _facts(device: torch.device) -> tuple[int, bool]:
+    if device.type != "cuda":
+        return 1, True  # the interpreter: exercise the descriptor path
+    return _device_facts(torch.cuda.current_device() if device.index is None else device.index)
+
+
+def choose_splits(sequences: int, rows: int, processors: int) -> int:
+    """Programs per sequence for B ``sequences`` of ``rows`` rows in all."""
+    wanted = -(-PROGRAMS_PER_PROCESSOR * processors // max(1, sequences))
+    return max(1, min(wanted, rows // max(1, sequences) // MIN_SPLIT_ROWS))
+
+
+def _descriptor(x: torch.Tensor, tile: Tile, hardware: bool):
+    """x as [groups, T, group_dim] for the copy engine, or ``None`` where rows do not divide or align for it."""
+    width, itemsize = x.shape[1], x.element_size()
+    fits = tile.groups * tile.group_dim == width and itemsize == 2
+    aligned = x.data_ptr() % 16 == 0 and x.stride(0) * itemsize % 16 == 0 and tile.group_dim * itemsize % 32 == 0
+    if not (hardware and fits and aligned):
+        return None
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    shape = [tile.groups, x.shape[0], tile.group_dim]
+    block = [tile.groups, tile.rows, tile.group_dim]
+    return TensorDescriptor(x, shape, [tile.group_dim, x.stride(0), 1], block)
+
+
+def _common(x: torch.Tensor, tile: Tile, sizes, descriptor) -> dict:
+    """Keyword arguments that all passes share."""
+    tensor_norm = isinstance(sizes.attn_norm, torch.Tensor)
+    options = {} if tile.max_registers is None or x.device.type != "cuda" else {"maxnreg": tile.max_registers}
+    return dict(
+        NORM=sizes.attn_norm if tensor_norm else x,
+        norm=1.0 if tensor_norm else float(sizes.attn_norm),
+        alpha=float(sizes.alpha),
+        D=x.shape[1],
+        H=sizes.num_heads,
+        W=tile.groups,
+        DC=tile.group_dim,
+        BN=tile.rows,
+        NORM_TENSOR=tensor_norm,
+        PRECISION="ieee" if torch.version.hip else "tf32x3",
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **options,
+    )
+
+
+def _chunking(candidates: CandidateRows, heads: int, spare: int) -> tuple[int, int, int]:
+    """Operand columns, candidates per operand and operands per sequence; ``spare`` columns stay free."""
+    several = candidates.summary.largest * heads > 8 - spare
+    columns = max(triton.next_power_of_2(heads + spare), 16 if several or spare else 8)
+    per_operand = (columns - spare) // heads
+    return columns, per_operand, triton.cdiv(max(1, candidates.summary.largest), per_operand)
+
+
+def _add_splits(partial: torch.Tensor) -> torch.Tensor:
+    """[splits, ...] → [...], added in a fixed order."""
+    return partial[0] if partial.shape[0] == 1 else partial.sum(0)
+
+
+def forward_pass(
+    x: torch.Tensor, seq_offsets: torch.Tensor, candidates: CandidateRows, qw: torch.Tensor, sizes, splits=None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One read of x.
+
+    Args:
+        x: ``[T, D]``. qw: fp32 ``[C, H, D + 8]``, score operand and, in column D, its constant.
+        splits: programs per sequence, ``None`` to choose.
+
+    Returns:
+        fp32 ``[C, H, D + 8]`` with sum_j a_j x_hat_j / N and, in column D, sum_j a_j / N (zeros behind it), and fp32
+        ``[T, 2]`` mean and 1 / standard deviation of the rows of sequences that have candidates.
+    """
+    sequences = seq_offsets.numel() - 1
+    stats = x.new_empty(x.shape[0], 2, dtype=torch.float32)
+    if qw.shape[0] == 0 or x.shape[0] == 0:
+        return torch.zeros_like(qw), stats
+    processors, hardware = _facts(x.device)
+    tile = tile_for(x.shape[1], x.dtype, backward=False)
+    columns, per_operand, chunks = _chunking(candidates, sizes.num_heads, spare=1)
+    splits = splits or choose_splits(sequences, x.shape[0], processors)
+    sums = qw.new_empty(splits, *qw.shape)
+    descriptor = _descriptor(x, tile, hardware)
+    kernels.absorbed_forward_kernel[(sequences * splits * chunks,)](
+        X=x,
+        DESC=x if descriptor is None else descriptor,
+        OFFSETS=seq_offsets,
+        TARGET_OFFSETS=candidates.offsets,
+        QW=qw,
+        SUMS=sums,
+        STATS=stats,
+        stride_x=x.stride(0),
+        splits=splits,
+        columns=qw.shape[0] * sizes.num_heads,
+        chunks=chunks,
+        eps=float(sizes.eps),
+        DQ=qw.shape[2],
+        TC=per_operand,
+        KC=columns,
+        STAGES=tile.stages,
+        TMA=descriptor is not None,
+        **_common(x, tile, sizes, descriptor),
+    )
+    return _add_splits(sums), stats
+
+
+def backward_pass(
+    x: torch.Tensor,
+    seq_offsets: torch.Tensor,
+    candidates: CandidateRows,
+    qw: torch.Tensor,
+    gs: torch.Tensor,
+    stats: torch.Tensor,
+    sizes,
+    splits=None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One read of x and one write of dx (two reads if a sequence has more candidates than one operand holds).
+
+    Args:
+        gs: fp32 ``[C, H, D + 8]``, gradient of ``forward_pass``'s sums.
+        stats: from ``forward_pass``. Others as there.
+
+    Returns:
+        dx ``[T, D]`` without the candidate rows' own terms, and fp32 ``[C, H, D + 8]``: the gradient of qw.
+    """
+    sequences = seq_offsets.numel() - 1
+    if qw.shape[0] == 0 or x.shape[0] == 0:
+        return torch.zeros_like(x), torch.zeros_like(qw)
+    processors, hardware = _facts(x.device)
+    tile = tile_for(x.shape[1], x.dtype, backward=True)
+    columns, per_operand, chunks = _chunking(candidates, sizes.num_heads, spare=0)
+    splits = splits or choose_splits(sequences, x.shape[0], processors)
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    sums = qw.new_empty(splits, *qw.shape)
+    common = _common(x, tile, sizes, None)
+    common |= dict(OFFSETS=seq_offsets, TARGET_OFFSETS=candidates.offsets, QW=qw, GS=gs, STATS=stats, DX=dx)
+    common |= dict(X=x, stride_x=x.stride(0), stride_dx=dx.stride(0), splits=splits)
+    common |= dict(DQ=qw.shape[2], TC=per_operand, KH=columns)
+    descriptor = _descriptor(x, tile, hardware)
+    kernels.absorbed_backward_kernel[(sequences * splits * chunks,)](
+        DESC=x if descriptor is None else descriptor,
+        SUMS=sums,
+        columns=qw.shape[0] * sizes.num_heads,
+        chunks=chunks,
+        STAGES=tile.stages,
+        TMA=descriptor is not None,
+        WRITE_DX=chunks == 1,
+        **common,
+    )
+    if chunks > 1:
+        kernels.absorbed_dx_kernel[(sequences * splits,)](**common)
+    return dx, _add_splits(sums)
+
+
+def add_candidate_rows(
+    dx: torch.Tensor,
+    rows: torch.Tensor,
+    x: torch.Tensor,
+    stats: torch.Tensor,
+    d_hat: torch.Tensor,
+    d_residual: torch.Tensor | None,
+) -> None:
+    """``dx[rows] += LayerNorm backward of d_hat + d_residual`` in place; rows int64 ``[C]``, the others ``[C, D]``."""
+    if rows.numel() == 0:
+        return
+    kernels.candidate_rows_backward_kernel[(rows.numel(),)](
+        dx,
+        rows,
+        x,
+        stats,
+        d_hat,
+        d_hat if d_residual is None else d_residual.contiguous(),
+        dx.stride(0),
+        x.stride(0),
+        D=x.shape[1],
+        DP=triton.next_power_of_2(x.shape[1]),
+        HAS_RESIDUAL=d_residual is not None,
+        num_warps=4,
+    )
