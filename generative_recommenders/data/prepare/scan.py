@@ -26,9 +26,10 @@ def scan(job: Job, source: Source, connection: duckdb.DuckDBPyConnection, progre
     """
     tables = {"users": source.user, "items": source.item} | {CONTEXT_PREFIX + n: e for n, e in source.context.items()}
     if "scan" not in job.state:
-        _check(connection, source.relation, source.checks)
+        progress.say(f"reading {len(source.files)} event file(s) of {source.title}")
         for file in source.attributes.values():
-            _check(connection, relation(file.files), file.checks)
+            rows, *found = _count_if(connection, relation(file.files), [check.bad for check in file.checks])
+            _raise_first(connection, relation(file.files), file.checks, found, rows)
         facts = _count(source, connection)
         facts["context_columns"] = [CONTEXT_PREFIX + column for column in sorted(source.context)]
         with progress.stage("scan", facts["events"]):
@@ -48,25 +49,29 @@ def scan(job: Job, source: Source, connection: duckdb.DuckDBPyConnection, progre
 
 
 def _count(source: Source, connection: duckdb.DuckDBPyConnection) -> dict:
+    """Check all rows and count them in one pass over the event files."""
     counted = {"listens": f"{source.bits} IN (1, 4)", "null_item": f"{source.item} IS NULL", **source.counters}
-    selects = ", ".join(f"count(*) FILTER (WHERE {condition})" for condition in counted.values())
-    row = connection.execute(
-        f"SELECT count(*), min({source.time}), max({source.time}), {selects} FROM {source.relation}"
-    ).fetchone()
-    events, first, last, *found = row
+    conditions = [check.bad for check in source.checks] + list(counted.values())
+    events, *found = _count_if(connection, source.relation, conditions)
     if not events:
         raise UserError(f"{source.files[0]} holds no events: nothing to prepare")
-    counters = {"events": events} | dict(zip(counted, found, strict=True))
+    _raise_first(connection, source.relation, source.checks, found, events)
+    first, last = connection.execute(f"SELECT min({source.time}), max({source.time}) FROM {source.relation}").fetchone()
+    counters = {"events": events} | dict(zip(counted, found[len(source.checks) :], strict=True))
     return {"events": events, "time": [int(first), int(last)], "counters": counters, "vocab": {}}
 
 
-def _check(connection: duckdb.DuckDBPyConnection, table: str, checks: Sequence[Check]) -> None:
-    """``UserError`` for the first check that some row of the table fails, with the smallest bad value."""
-    if not checks:
-        return
-    selects = ", ".join(f"count(*) FILTER (WHERE {check.bad})" for check in checks)
-    rows, *found = connection.execute(f"SELECT count(*), {selects} FROM {table}").fetchone()
-    for check, bad in zip(checks, found, strict=True):
+def _count_if(connection: duckdb.DuckDBPyConnection, table: str, conditions: Sequence[str]) -> list[int]:
+    """Rows of the table, then the rows for which each condition holds."""
+    counts = ", ".join(["count(*)", *(f"count_if({condition})::BIGINT" for condition in conditions)])
+    return list(connection.execute(f"SELECT {counts} FROM {table}").fetchone())
+
+
+def _raise_first(
+    connection: duckdb.DuckDBPyConnection, table: str, checks: Sequence[Check], found: Sequence[int], rows: int
+) -> None:
+    """``UserError`` for the first check that some row fails, with the smallest bad value."""
+    for check, bad in zip(checks, found, strict=False):
         if bad:
             query = f"SELECT min({check.value}) FROM {table} WHERE {check.bad}"
             value = connection.execute(query).fetchone()[0]
@@ -142,4 +147,3 @@ def _vocabulary(job: Job, connection: duckdb.DuckDBPyConnection, space: str, tab
     file = job.folder / f"vocabulary_{space}.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"original": found["original"]}), file, row_group_size=2**20)
     return found.num_rows
-
