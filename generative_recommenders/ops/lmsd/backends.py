@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import torch
 
-from generative_recommenders.ops.dispatch import Backend, always, choose_backend
+from generative_recommenders.ops.dispatch import Backend, always, choose_backend, why_not_triton
 from generative_recommenders.ops.lmsd import reference
 from generative_recommenders.ops.lmsd.contract import LmsdConfig
 
@@ -53,6 +54,17 @@ def pytorch_backward(
 _PYTORCH = LmsdBackend(pytorch_forward, pytorch_backward, needs_aligned_rows=False)
 
 
+def _triton():
+    from generative_recommenders.ops.lmsd import triton_lmsd  # imports Triton, which is optional
+
+    return triton_lmsd
+
+
+@functools.lru_cache(maxsize=1)
+def _triton_backend() -> LmsdBackend:
+    return LmsdBackend(_triton().forward, _triton().backward, needs_aligned_rows=True)
+
+
 def choose(
     requested: Backend | str | None,
     x: torch.Tensor,
@@ -63,9 +75,12 @@ def choose(
     seed: int | torch.Tensor = 0,
 ) -> LmsdBackend:
     """The backend that serves this call: argument, then environment, then the best that can."""
-    checks = {Backend.PYTORCH: always}
-    choose_backend("lmsd", requested, checks)
-    return _PYTORCH
+    checks = {
+        Backend.TRITON: lambda: why_not_triton(x, weight, bias) or _triton().why_not_this_shape(x, cfg),
+        Backend.PYTORCH: always,
+    }
+    chosen = choose_backend("lmsd", requested, checks)
+    return _PYTORCH if chosen is Backend.PYTORCH else _triton_backend()
 
 
 def supports_indexed_output_dropout(

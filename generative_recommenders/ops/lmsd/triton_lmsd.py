@@ -1,0 +1,125 @@
+"""The Triton backend: buffers, launch arguments and the second stage of the weight gradients around the kernels."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from generative_recommenders.ops.dispatch import triton_interpreted
+from generative_recommenders.ops.lmsd import contract, launch, philox
+from generative_recommenders.ops.lmsd.contract import LmsdConfig
+from generative_recommenders.ops.lmsd.launch import LaunchConfig
+from generative_recommenders.ops.lmsd.triton_kernels import lmsd_backward_kernel, lmsd_forward_kernel
+
+
+def why_not_this_shape(x: torch.Tensor, cfg: LmsdConfig) -> str | None:
+    """Why the kernels cannot take this dtype and shape, or ``None``."""
+    if x.dtype == torch.float64:
+        return "float64 is computed by the PYTORCH backend only"
+    width = x.shape[1] // cfg.num_groups
+    if width % 8:
+        return f"a group of {width} columns is no multiple of 8"
+    if width > 65536:
+        return f"{width} columns do not fit one program (65536 at most)"
+    return None
+
+
+def forward(
+    x: torch.Tensor,
+    u: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    seed: int | torch.Tensor,
+    row_indices: torch.Tensor | None,
+    cfg: LmsdConfig,
+    config: LaunchConfig | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """``(y, mean, rstd, mask)``; ``config`` overrides the rule of ``launch.py``."""
+    rows, columns = x.shape
+    dropout = cfg.dropout_ratio > 0
+    y = torch.empty(rows, cfg.num_segments * columns, dtype=x.dtype, device=x.device)
+    shape = (rows,) if cfg.num_groups == 1 else (rows, cfg.num_groups)
+    mean = torch.empty(shape, dtype=torch.float32, device=x.device)
+    rstd = torch.empty_like(mean)
+    mask = torch.empty(rows, columns, dtype=torch.int8, device=x.device) if dropout else None
+    if rows == 0:
+        return y, mean, rstd, mask
+    total, shapes, config = _geometry(x, cfg, False, config)
+    seed_tensor, low, high = _split_seed(seed) if dropout else (None, 0, 0)
+    threshold = _signed32(philox.keep_threshold(cfg.dropout_ratio)) if dropout else 0
+    lmsd_forward_kernel[(launch.grid_size(config, total, x.device),)](
+        x, u, weight.contiguous(), bias.contiguous(), y, mean, rstd,
+        mask.view(torch.int32) if dropout else None, row_indices if dropout else None, seed_tensor,
+        total, x.stride(0) // config.vector, u.stride(0) // config.vector, y.stride(0) // config.vector, columns // 4,
+        low, high, threshold, 1.0 / (1.0 - cfg.dropout_ratio), 1.0 - cfg.dropout_ratio, cfg.eps,
+        **shapes, **config.options(),
+    )  # fmt: skip
+    return y, mean, rstd, mask
+
+
+def backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    u: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    mask: torch.Tensor | None,
+    cfg: LmsdConfig,
+    compute_dweight: bool,
+    owned: tuple[torch.Tensor | None, ...] = (None,) * 4,
+    config: LaunchConfig | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """``(dx, du, dweight, dbias)``, into the caller's buffers where there are any."""
+    dx, du, dweight, dbias = owned
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if dx is None else dx
+    du = torch.empty(u.shape, dtype=u.dtype, device=u.device) if du is None else du
+    total, shapes, config = _geometry(x, cfg, True, config)
+    programs = launch.grid_size(config, total, x.device)
+    parts = (programs, x.shape[1]) if cfg.num_groups == 1 else mean.shape
+    db = torch.empty(parts, dtype=torch.float32, device=x.device)
+    dw = torch.empty_like(db) if compute_dweight else None
+    if x.shape[0] > 0:
+        dy = contract.aligned(dy)
+        mask = None if mask is None else contract.aligned(mask)
+        lmsd_backward_kernel[(programs,)](
+            dy, x, u, weight.contiguous(), bias.contiguous(), mean.contiguous(), rstd.contiguous(), mask, dx, du, dw, db,
+            total, dy.stride(0) // config.vector, x.stride(0) // config.vector, u.stride(0) // config.vector,
+            dx.stride(0) // config.vector, du.stride(0) // config.vector,
+            0 if mask is None else mask.stride(0) // config.vector, 1.0 / (1.0 - cfg.dropout_ratio),
+            **shapes, **config.options(),
+        )  # fmt: skip
+    return dx, du, _sum_parts(dw, weight, dweight) if compute_dweight else None, _sum_parts(db, bias, dbias)
+
+
+def _geometry(x: torch.Tensor, cfg: LmsdConfig, backward: bool, config: LaunchConfig | None):
+    """Units in all, the kernels' constant arguments, and the launch."""
+    width = x.shape[1] // cfg.num_groups
+    block = triton.next_power_of_2(width)
+    dropout = cfg.dropout_ratio > 0
+    if config is None:
+        config = launch.choose_launch(block, x.dtype, backward, dropout)
+        if triton_interpreted():
+            config = launch.interpreter_launch(block, config.vector)
+    shapes = {"WIDTH": width, "BLOCK": block, "GROUPS": cfg.num_groups, "UNITS": config.units}
+    shapes |= {"VECTOR": config.vector, "SILU": cfg.apply_u_silu, "CONCAT_U": cfg.concat_u, "CONCAT_X": cfg.concat_x}
+    return x.shape[0] * cfg.num_groups, shapes | {"DROPOUT": dropout, "STAGES": config.stages}, config
+
+
+def _split_seed(seed: int | torch.Tensor) -> tuple[torch.Tensor | None, int, int]:
+    """A seed tensor, or the halves of an integer as signed 32-bit values: a fixed argument type for every seed."""
+    if isinstance(seed, torch.Tensor):
+        return seed, 0, 0
+    seed = philox.signed_seed(seed)
+    return None, _signed32(seed & 0xFFFFFFFF), seed >> 32
+
+
+def _signed32(word: int) -> int:
+    return word - (1 << 32) if word >= 1 << 31 else word
+
+
+def _sum_parts(parts: torch.Tensor, parameter: torch.Tensor, owned: torch.Tensor | None) -> torch.Tensor:
+    """Add up the partial gradients in a fixed order, in float32, and round once to the parameter's dtype."""
+    total = parts.sum(0)
+    return total.to(parameter.dtype) if owned is None else owned.copy_(total)
