@@ -27,22 +27,25 @@ def _unit_places(block, total, UNITS: tl.constexpr, GROUPS: tl.constexpr, WIDTH:
     """int64 [UNITS, 1] unit numbers, their rows, their first columns, and which of them exist."""
     unit = (block * UNITS + tl.arange(0, UNITS))[:, None]
     if GROUPS == 1:
-        return unit, unit, tl.zeros((UNITS, 1), tl.int32), unit < total
-    row = unit // GROUPS
-    return unit, row, ((unit - row * GROUPS) * WIDTH).to(tl.int32), unit < total
+        row = unit
+        first = tl.zeros((UNITS, 1), tl.int32)
+    else:
+        row = unit // GROUPS
+        first = ((unit - row * GROUPS) * WIDTH).to(tl.int32)
+    return unit, row, first, unit < total
 
 
 @triton.jit
-def _load_affine(pointer, first, columns, column_ok, WIDTH: tl.constexpr, GROUPS: tl.constexpr):
-    """Weight or bias as float32: [1, BLOCK] per column, or [UNITS, 1] per group."""
-    if GROUPS == 1:
-        return tl.load(pointer + columns, mask=column_ok, other=0.0).to(tl.float32)
-    return tl.load(pointer + first // WIDTH).to(tl.float32)
+def _load_columns(pointer, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Weight or bias per column, float32 [1, BLOCK]."""
+    # Loaded in one dimension: a two-dimensional load would press its own thread layout on what it is multiplied with.
+    column = tl.arange(0, BLOCK)
+    return tl.load(pointer + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit
 def _scaled_sigmoid(u, factor):
-    """``sigmoid(u) / factor``, as ``rsqrt(factor * (1 + 2**(-u log2 e)))`` squared: two special functions, no division."""
+    """``sigmoid(u) / factor`` as the square of ``rsqrt(factor * (1 + 2**(-u log2 e)))``: no division."""
     root = tl.rsqrt(tl.exp2(u * -1.4426950408889634) * factor + factor)
     return root * root
 
@@ -59,8 +62,8 @@ def lmsd_forward_kernel(
     columns = tl.arange(0, BLOCK)[None, :]
     column_ok = columns < WIDTH
     if GROUPS == 1:
-        w = _load_affine(W, 0, columns, column_ok, WIDTH, GROUPS)
-        b = _load_affine(B, 0, columns, column_ok, WIDTH, GROUPS)
+        w = _load_columns(W, WIDTH, BLOCK)
+        b = _load_columns(B, WIDTH, BLOCK)
     if DROPOUT:
         quads = tl.arange(0, BLOCK // 4)[None, :]
         if SEED is not None:
@@ -74,18 +77,16 @@ def lmsd_forward_kernel(
         # A zero the compiler cannot see: with a literal it would move the rounding to 16 bits before the selection and
         # pay two byte permutations per pair of elements to take the halves apart and join them again.
         zero = eps * 0.0
-    Y_ROW = y_stride.to(tl.int64) * VECTOR
-    for block in tl.range(
-        tl.program_id(0).to(tl.int64), (total + UNITS - 1) // UNITS, tl.num_programs(0), num_stages=STAGES
-    ):
+    blocks = (total + UNITS - 1) // UNITS
+    for block in tl.range(tl.program_id(0).to(tl.int64), blocks, tl.num_programs(0), num_stages=STAGES):
         unit, row, first, unit_ok = _unit_places(block, total, UNITS, GROUPS, WIDTH)
         at = first + columns
         ok = unit_ok & column_ok
         x = tl.load(X + row * (x_stride.to(tl.int64) * VECTOR) + at, mask=ok, other=0.0).to(tl.float32)
         u = tl.load(U + row * (u_stride.to(tl.int64) * VECTOR) + at, mask=ok, other=0.0).to(tl.float32)
         if GROUPS > 1:
-            w = _load_affine(W, first, columns, column_ok, WIDTH, GROUPS)
-            b = _load_affine(B, first, columns, column_ok, WIDTH, GROUPS)
+            w = tl.load(W + first // WIDTH).to(tl.float32)
+            b = tl.load(B + first // WIDTH).to(tl.float32)
         if DROPOUT:
             number = row
             if ROWS is not None:
@@ -107,7 +108,7 @@ def lmsd_forward_kernel(
         y = (centred * rstd * w + b) * a
         if DROPOUT:
             y = tl.where((bits & 1) != 0, y, zero)
-        place = Y + row * Y_ROW + at
+        place = Y + row * (y_stride.to(tl.int64) * VECTOR) + at
         if CONCAT_U:
             if DROPOUT:
                 a = tl.where((bits & 4) != 0, a, zero)
@@ -144,13 +145,12 @@ def lmsd_backward_kernel(
     columns = tl.arange(0, BLOCK)[None, :]
     column_ok = columns < WIDTH
     if GROUPS == 1:
-        w = _load_affine(W, 0, columns, column_ok, WIDTH, GROUPS)
-        b = _load_affine(B, 0, columns, column_ok, WIDTH, GROUPS)
+        w = _load_columns(W, WIDTH, BLOCK)
+        b = _load_columns(B, WIDTH, BLOCK)
         dw = tl.zeros((UNITS, BLOCK), tl.float32)
         db = tl.zeros((UNITS, BLOCK), tl.float32)
-    for block in tl.range(
-        tl.program_id(0).to(tl.int64), (total + UNITS - 1) // UNITS, tl.num_programs(0), num_stages=STAGES
-    ):
+    blocks = (total + UNITS - 1) // UNITS
+    for block in tl.range(tl.program_id(0).to(tl.int64), blocks, tl.num_programs(0), num_stages=STAGES):
         unit, row, first, unit_ok = _unit_places(block, total, UNITS, GROUPS, WIDTH)
         at = first + columns
         ok = unit_ok & column_ok
@@ -170,8 +170,8 @@ def lmsd_backward_kernel(
         mean = tl.load(MEAN + unit, mask=unit_ok, other=0.0)
         rstd = tl.load(RSTD + unit, mask=unit_ok, other=0.0)
         if GROUPS > 1:
-            w = _load_affine(W, first, columns, column_ok, WIDTH, GROUPS)
-            b = _load_affine(B, first, columns, column_ok, WIDTH, GROUPS)
+            w = tl.load(W + first // WIDTH).to(tl.float32)
+            b = tl.load(B + first // WIDTH).to(tl.float32)
         x_hat = (x - mean) * rstd
         d_act = dz * (x_hat * w + b)
         if CONCAT_U:

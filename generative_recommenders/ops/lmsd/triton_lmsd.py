@@ -84,7 +84,8 @@ def backward(
         dy = contract.aligned(dy)
         mask = None if mask is None else contract.aligned(mask)
         lmsd_backward_kernel[(programs,)](
-            dy, x, u, weight.contiguous(), bias.contiguous(), mean.contiguous(), rstd.contiguous(), mask, dx, du, dw, db,
+            dy, x, u, weight.contiguous(), bias.contiguous(), mean.contiguous(), rstd.contiguous(), mask,
+            dx, du, dw, db,
             total, dy.stride(0) // config.vector, x.stride(0) // config.vector, u.stride(0) // config.vector,
             dx.stride(0) // config.vector, du.stride(0) // config.vector,
             0 if mask is None else mask.stride(0) // config.vector, 1.0 / (1.0 - cfg.dropout_ratio),

@@ -24,7 +24,7 @@ def _products(c0, c2):
 
 @triton.jit
 def philox_words(key_low, key_high, row_low, row_high, column, SEGMENT: tl.constexpr):
-    """Four words of counter (row_low, column, SEGMENT, row_high); rows ``[R, 1]`` and column ``[1, C]`` or ``[R, C]``."""
+    """Four words of counter (row_low, column, SEGMENT, row_high); rows ``[R, 1]``, column ``[1, C]`` or ``[R, C]``."""
     LOW: tl.constexpr = (0xCD9E8D57 * SEGMENT) & 0xFFFFFFFF
     HIGH: tl.constexpr = (0xCD9E8D57 * SEGMENT) >> 32
     # Round 1: the second product is of the segment, hence constant.
@@ -62,7 +62,7 @@ def keep_bytes(key_low, key_high, row_low, row_high, column, threshold, SEGMENT:
 
 @triton.jit
 def spread_bytes(packed, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """``[ROWS, COLUMNS / 4]`` of four bytes → ``[ROWS, COLUMNS]`` whose low byte is that column's (the rest is noise)."""
+    """``[ROWS, COLUMNS / 4]`` of four bytes → ``[ROWS, COLUMNS]``: each value's low byte is its column's."""
     even = tl.join(packed, packed >> 16)
     odd = tl.join(packed >> 8, packed >> 24)
     return tl.reshape(tl.join(even, odd), (ROWS, COLUMNS))
