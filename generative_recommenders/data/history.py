@@ -7,9 +7,8 @@ the anchor in the cache's order (the public benchmark works by position).
 Strategies, both over the newest ``scan_limit`` preceding events of any kind:
 
 - ``interleaved``: the newest ``length // 3`` events of each pool (listen_plus, like, skip), merged in time order. A
-  pool that the scan does not fill leaves its slots empty. An event that carries several bits takes one slot, in the
-  first of its pools with room.
-- ``last_n``: the newest ``length`` events that carry any bit.
+  pool that the scan does not fill leaves its slots empty.
+- ``last_n``: the newest ``length`` events of any pool.
 
 Events with bits 0 enter no pool and no history.
 """
@@ -85,11 +84,11 @@ def _pick_interleaved(anchors, starts, time, bits, pool_size, exclude, scan_limi
         event = end - 1
         while event >= oldest and at > 0:
             kind = bits[event]
-            if kind & 1 and plus > 0:
+            if kind == 1 and plus > 0:
                 plus -= 1
-            elif kind & 2 and like > 0:
+            elif kind == 2 and like > 0:
                 like -= 1
-            elif kind & 4 and skip > 0:
+            elif kind == 4 and skip > 0:
                 skip -= 1
             else:
                 kind = 0
@@ -108,7 +107,7 @@ def _pick_last(anchors, starts, time, bits, length, exclude, scan_limit, picked,
         at = length
         event = end - 1
         while event >= oldest and at > 0:
-            if bits[event] & 7:
+            if bits[event] != 0:
                 at -= 1
                 picked[b, at] = event
             event -= 1

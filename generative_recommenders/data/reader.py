@@ -57,6 +57,8 @@ class BatchReader:
         self._plain = {name: np.asarray(getattr(cache, name)) for name in ("item", "time", "bits", "organic")}
         self._attributes = {name: np.asarray(table) for name, table in cache.attributes.items()}
         self._context = {name: np.asarray(column) for name, column in cache.context.items()}
+        if schema.item_features[0] != "item_id":
+            raise UserError(f"the first item feature is {schema.item_features[0]!r}: it must be 'item_id'")
         for name in schema.item_features:
             if name != "item_id" and name not in self._attributes and name not in self._context:
                 raise UserError(self._unknown("item feature", name, ["item_id", *self._attributes, *self._context]))
@@ -146,15 +148,13 @@ class BatchReader:
             row[:] = self._context[name][anchors]
 
     def _fill_history(self, rows: np.ndarray, picked: np.ndarray, counts: np.ndarray) -> None:
-        """int64 [item features + 2, T] in the order of ``uih_keys``; the item's id comes first in the schema."""
+        """int64 [item features + 2, T] in the order of ``uih_keys``; the item's id comes first."""
         items = rows[0]
-        if self.schema.item_features[0] != "item_id":
-            items = np.empty(rows.shape[1], np.int64)
         gather_history(picked, counts, self._plain["item"], items)
-        for row, name in zip(rows, self.schema.item_features, strict=False):
+        for row, name in zip(rows[1:], self.schema.item_features[1:], strict=False):
             if name in self._attributes:
                 look_up(self._attributes[name], items, row)
-            elif name != "item_id":
+            else:
                 gather_history(picked, counts, self._context[name], row)
         gather_history(picked, counts, self._plain["bits"], rows[-2])
         gather_history(picked, counts, self._plain["time"], rows[-1])
