@@ -98,8 +98,9 @@ class DlrmHSTU(nn.Module):
         super().__init__()
         self.config = config
         tables_device = torch.device(device if embedding_device is None else embedding_device)
-        self.embedding_collection = EmbeddingCollection(tables=embedding_configs(config, seed), device=tables_device)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[tables_device] if tables_device.type == "cuda" else []):
+            tables = embedding_configs(config, seed)
+            self.embedding_collection = EmbeddingCollection(tables=tables, device=tables_device)
             torch.manual_seed(seed)
             dim = config.hstu_embedding_dim
             item_width = len(config.item_feature_names) * config.table_dim
@@ -122,7 +123,7 @@ class DlrmHSTU(nn.Module):
         Raises:
             ValueError: a feature is missing or has another number of rows; a sequence exceeds ``config.max_seq_len``.
         """
-        history, targets = uih.to_dict(), candidates.to_dict()
+        history, targets = _to_dict(uih), _to_dict(candidates)
         self._check_features(history, targets, uih.stride(), candidates.stride())
         embedded = self.embed(history, targets)
         encoded = self.encode(embedded, history, targets, max_seq_len)
@@ -152,11 +153,13 @@ class DlrmHSTU(nn.Module):
         c = self.config
         names = c.contextual_feature_names + c.item_feature_names + c.candidate_feature_names
         parts = [candidates[name] if name in c.candidate_feature_names else history[name] for name in names]
+        batch = parts[0].lengths().numel()
+        lengths = torch.cat([part.lengths() for part in parts])
         features = KeyedJaggedTensor(
             keys=list(names),
             values=torch.cat([part.values() for part in parts]),
-            lengths=torch.cat([part.lengths() for part in parts]),
-            stride=parts[0].lengths().numel(),
+            lengths=lengths if batch else lengths.new_zeros(len(names)),
+            stride=max(batch, 1),  # TorchRec cannot look up 0 sequences; 1 sequence without values gives the same rows
             length_per_key=[part.values().numel() for part in parts],  # known here, so no device sync to find out
         )
         return self.embedding_collection(features)
@@ -245,6 +248,14 @@ class DlrmHSTU(nn.Module):
                         f"{where} feature {name!r} has {features[name].values().numel()} values but {names[0]!r} has "
                         f"{rows}: features of the same events need the same number"
                     )
+
+
+def _to_dict(features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+    """Feature name → its jagged values. TorchRec's own ``to_dict`` fails for a batch of 0 sequences."""
+    if features.stride() > 0:
+        return features.to_dict()
+    nothing = JaggedTensor(values=features.values()[:0], lengths=features.lengths()[:0])
+    return dict.fromkeys(features.keys(), nothing)
 
 
 def _make_transducer(config: DlrmHSTUConfig) -> HSTUTransducer:
