@@ -70,8 +70,10 @@ def candidate_attention(
     chosen = choose_backend("candidate_attention", backend, {Backend.TRITON: reason, Backend.PYTORCH: always})
     if chosen is Backend.PYTORCH:
         parameters = [p.to(x.dtype) for p in (norm_weight, norm_bias, uvqk_weight, uvqk_bias)]
-        shape = (num_heads, attn_dim, hidden_dim, alpha, attn_norm, computation)
-        return reference.candidate_attention(x, seq_offsets, candidates, *parameters[:2], norm_eps, *parameters[2:], *shape)
+        rest = (num_heads, attn_dim, hidden_dim, alpha, attn_norm, computation)
+        return reference.candidate_attention(
+            x, seq_offsets, candidates, *parameters[:2], norm_eps, *parameters[2:], *rest
+        )
     sizes = Sizes(num_heads, attn_dim, hidden_dim, alpha, norm_eps, attn_norm)
     compute = absorbed_attention if computation == "absorbed" else materialised_attention
     return compute(x, seq_offsets, candidates, norm_weight, norm_bias, uvqk_weight, uvqk_bias, sizes)

@@ -45,9 +45,7 @@ class CandidateRows:
     summary: TargetSummary
 
     @staticmethod
-    def of(
-        seq_offsets: torch.Tensor, num_targets: torch.Tensor, summary: TargetSummary | None = None
-    ) -> CandidateRows:
+    def of(seq_offsets: torch.Tensor, num_targets: torch.Tensor, summary: TargetSummary | None = None) -> CandidateRows:
         """From ``seq_offsets`` int64 ``[B + 1]`` and ``num_targets`` int64 ``[B]``; no sync if the summary is given."""
         if seq_offsets.dim() != 1 or num_targets.shape != (seq_offsets.numel() - 1,):
             raise ValueError(

@@ -6,19 +6,19 @@ a = SiLU(alpha s) its weight, still to be divided by the attention normaliser.
 
 How the kernels stay near the memory limit:
 
-- A tile of rows is three-dimensional, [W, BN, DC]: W chunks of DC columns, one per warp. ``tl.dot`` with a leading
-  batch axis gives each chunk to one warp, so a tile is read from shared memory once per product, not once per warp,
-  and the per-sequence operand stays in registers.
 - Products take the rows as they lie in memory: x_hat . g = rstd * (x . g - mean * sum(g)), so nothing is normalised,
-  rounded or written back first; the sums corrected with are those of the rounded operands.
+  rounded or written back first, and on Hopper the matrix unit reads the loaded tiles straight from shared memory. The
+  sums corrected with are those of the rounded operands.
 - The matrix unit wants 16 columns where one candidate of four heads needs four. Forward, a spare column of ones
   returns the row sum. Backward, qw and the weights' gradient operand gs interleave in one operand, so one product
   gives both s and da, and the LayerNorm backward's two row means follow from them without touching D elements:
   mean(dx_hat) = sum_k coef_k mean(g_k), mean(dx_hat * x_hat) = sum_k coef_k (x_hat . g_k) / D.
+- Tiles of 64 rows (one warp group's matrix operand) are cut into NB blocks of DC columns, DC * NB >= D, to bound the
+  registers that a block's fp32 result takes.
 - Long sequences are cut into ``splits`` programs whose partial sums are added in a fixed order afterwards.
 
-On Hopper and later the tiles arrive through tensor descriptors (a swizzled, conflict-free layout); elsewhere, and
-where D is no power of two, through pointers.
+On Hopper and later the tiles arrive through tensor descriptors; elsewhere, and where D does not divide, through
+pointers.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ def _sequence_part(OFFSETS, TARGET_OFFSETS, b, split, splits, BN: tl.constexpr):
 
 
 @triton.jit
-def _load_tile(X, DESC, base, start, t, high, stride_x, col, row, D: tl.constexpr, DP: tl.constexpr, TMA: tl.constexpr):
-    """Rows start + t ... as [W, BN, DC]; rows past ``high`` are the next sequence's (TMA) or zero: mask their weights."""
+def _load_block(X, DESC, start, t, high, stride_x, row, col, block: tl.constexpr, D: tl.constexpr, TMA: tl.constexpr):
+    """Block ``block`` of rows start + t ...: [BN, DC]. From ``high`` on zeros, or (TMA) the rows there."""
     if TMA:
-        return DESC.load([0, (start + t).to(tl.int32), 0])
-    mask = (t + row < high)[None, :, None]
-    if D != DP:
-        mask = mask & (col < D)
-    return tl.load(base + (t + row)[None, :, None] * stride_x + col, mask=mask, other=0.0)
+        return DESC.load([(start + t).to(tl.int32), block * col.shape[0]])
+    at = block * col.shape[0] + col
+    mask = (t + row < high)[:, None]
+    if (block + 1) * col.shape[0] > D:
+        mask = mask & (at < D)[None, :]
+    return tl.load(X + start * stride_x + (t + row)[:, None] * stride_x + at[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
@@ -59,6 +60,14 @@ def _load_stats(STATS, start, row, high):
 
 
 @triton.jit
+def _one_over_norm(NORM, norm, NORM_TENSOR: tl.constexpr):
+    """1 / attention normaliser, from the device where it is a tensor."""
+    if NORM_TENSOR:
+        return 1.0 / tl.load(NORM)
+    return 1.0 / norm
+
+
+@triton.jit
 def _store_constant(out, k, value, valid, D: tl.constexpr, DQ: tl.constexpr):
     """A column's sum without x_hat behind its D others, and zeros up to DQ: products run over all DQ."""
     pad = tl.arange(0, DQ - D)
@@ -66,17 +75,10 @@ def _store_constant(out, k, value, valid, D: tl.constexpr, DQ: tl.constexpr):
     tl.store(out + k[:, None] * DQ + D + pad[None, :], values, mask=valid[:, None])
 
 
-@triton.jit
-def _silu_and_slope(z):
-    """SiLU(z) and its derivative."""
-    sig = 1.0 / (1.0 + tl.exp(-z))
-    return z * sig, sig * (1.0 + z * (1.0 - sig))
-
-
 @triton.jit(do_not_specialize=["splits", "columns", "chunks"])
 def absorbed_forward_kernel(
     X,  # [T, D]
-    DESC,  # descriptor of X as [W, T, DC], or X
+    DESC,  # descriptor of X with blocks [BN, DC], or X
     OFFSETS,  # int64 [B + 1]
     TARGET_OFFSETS,  # int64 [B + 1]
     QW,  # fp32 [C * H, DQ]: qw in columns 0 ... D - 1, qc in column D
@@ -94,7 +96,7 @@ def absorbed_forward_kernel(
     DQ: tl.constexpr,
     H: tl.constexpr,
     TC: tl.constexpr,  # candidates per program, TC * H < KC
-    W: tl.constexpr,
+    NB: tl.constexpr,
     DC: tl.constexpr,
     KC: tl.constexpr,
     BN: tl.constexpr,
@@ -112,65 +114,77 @@ def absorbed_forward_kernel(
     history = length - targets
     first = chunk * TC
     if first < targets:
-        count = tl.minimum(targets - first, TC)
-        c3 = tl.arange(0, W)[:, None, None] * DC + tl.arange(0, DC)[None, None, :]
+        dtype: tl.constexpr = X.dtype.element_ty
+        col = tl.arange(0, DC)
         k = tl.arange(0, KC)
         row = tl.arange(0, BN)
         own = history + first + k // H
         column = (first_target + first) * H
-        qw_ptr = QW + column * DQ
-        valid = k < count * H
-        mask3 = valid[None, :, None] & (c3 < D)
-        g = tl.load(qw_ptr + k[None, :, None] * DQ + c3, mask=mask3, other=0.0).to(X.dtype.element_ty)
-        qc = tl.load(qw_ptr + k * DQ + D, mask=valid, other=0.0)
-        g_sum = tl.sum(tl.sum(g.to(tl.float32), 2), 0)
-        g = tl.where((k == KC - 1)[None, :, None], 1.0, g.to(tl.float32)).to(X.dtype.element_ty)
-        g = tl.permute(g, (0, 2, 1))
-        acc = tl.zeros([W, KC, DC], tl.float32)
+        valid = k < tl.minimum(targets - first, TC) * H
+        ones = (k == KC - 1)[None, :]
+        qc = tl.load(QW + column * DQ + k * DQ + D, mask=valid, other=0.0)
+        gs = ()
+        acc = ()
+        g_sum = tl.zeros([KC], tl.float32)
+        for i in tl.static_range(NB):
+            at = i * DC + col
+            g = tl.load(
+                QW + column * DQ + k[None, :] * DQ + at[:, None], mask=valid[None, :] & (at < D)[:, None], other=0.0
+            )
+            g = g.to(dtype)
+            g_sum += tl.sum(g.to(tl.float32), 0)
+            gs = gs + (tl.where(ones, 1.0, g.to(tl.float32)).to(dtype),)
+            acc = acc + (tl.zeros([DC, KC], tl.float32),)
         mean_sum = tl.zeros([BN, KC], tl.float32)
         weight_sum = tl.zeros([BN, KC], tl.float32)
-        base = X + start * stride_x
         for t in tl.range(low, high, BN, num_stages=STAGES):
-            x = _load_tile(X, DESC, base, start, t, high, stride_x, c3, row, D, W * DC, TMA)
+            raw = tl.zeros([BN, KC], tl.float32)
+            xs = ()
+            for i in tl.static_range(NB):
+                x = _load_block(X, DESC, start, t, high, stride_x, row, col, i, D, TMA)
+                xs = xs + (x,)
+                raw = tl.dot(x, gs[i], raw, input_precision=PRECISION)
             inside = t + row < high
-            raw = tl.sum(tl.dot(x, g, input_precision=PRECISION), 0)
-            mean = tl.sum(tl.where((k == KC - 1)[None, :], raw, 0.0), 1) / D
-            centred = x.to(tl.float32) - mean[None, :, None]
-            if D != W * DC:
-                centred = tl.where(c3 < D, centred, 0.0)
-            rstd = tl.rsqrt(tl.sum(tl.sum(centred * centred, 2), 0) / D + eps)
+            mean = tl.sum(tl.where(ones, raw, 0.0), 1) / D
+            squares = tl.zeros([BN], tl.float32)
+            for i in tl.static_range(NB):
+                centred = xs[i].to(tl.float32) - mean[:, None]
+                if (i + 1) * DC > D:
+                    centred = tl.where((i * DC + col < D)[None, :], centred, 0.0)
+                squares += tl.sum(centred * centred, 1)
+            rstd = tl.rsqrt(squares / D + eps)
             z = ((raw - mean[:, None] * g_sum[None, :]) * rstd[:, None] + qc[None, :]) * alpha
-            a = z / (1.0 + tl.exp(-z))
             local = (t + row)[:, None]
             seen = ((local < history) | (local == own[None, :])) & inside[:, None] & valid[None, :]
-            a = tl.where(seen, a, 0.0)
-            ar = (a * rstd[:, None]).to(x.dtype)
-            art = tl.broadcast_to(tl.trans(ar)[None, :, :], (W, KC, BN))
-            acc = tl.dot(art, x, acc, input_precision=PRECISION)
+            a = tl.where(seen, z / (1.0 + tl.exp(-z)), 0.0)
+            ar = (a * rstd[:, None]).to(dtype)
+            added = ()
+            for i in tl.static_range(NB):
+                added = added + (tl.dot(tl.trans(xs[i]), ar, acc[i], input_precision=PRECISION),)
+            acc = added
             mean_sum += ar.to(tl.float32) * mean[:, None]
             weight_sum += a
             if chunk == 0:
-                at = (t + row)[:, None] * 2 + tl.arange(0, 2)[None, :]
-                tl.store(STATS + start * 2 + at, tl.join(mean, rstd), mask=inside[:, None])
-        if NORM_TENSOR:
-            scale = 1.0 / tl.load(NORM)
-        else:
-            scale = 1.0 / norm
+                stats_at = local * 2 + tl.arange(0, 2)[None, :]
+                tl.store(STATS + start * 2 + stats_at, tl.join(mean, rstd), mask=inside[:, None])
+        scale = _one_over_norm(NORM, norm, NORM_TENSOR)
         out = SUMS + (split.to(tl.int64) * columns + column) * DQ
-        tl.store(out + k[None, :, None] * DQ + c3, (acc - tl.sum(mean_sum, 0)[None, :, None]) * scale, mask=mask3)
+        shift = tl.sum(mean_sum, 0)[None, :]
+        for i in tl.static_range(NB):
+            at = i * DC + col
+            keep = valid[None, :] & (at < D)[:, None]
+            tl.store(out + k[None, :] * DQ + at[:, None], (acc[i] - shift) * scale, mask=keep)
         _store_constant(out, k, tl.sum(weight_sum, 0) * scale, valid, D, DQ)
 
 
 @triton.jit
-def _load_pair(QW, GS, column, count, k2, c3, D: tl.constexpr, DQ: tl.constexpr, H: tl.constexpr, dtype: tl.constexpr):
-    """Operand [W, 2 KH, DC] with qw in even and gs in odd columns, and the columns' constants qc and ga, [KH] each."""
-    kk = k2 // 2
-    valid = kk < count * H
-    odd = (k2 % 2) == 1
-    offset = kk[None, :, None] * DQ + c3
-    mask = valid[None, :, None] & (c3 < D)
-    qw = tl.load(QW + column * DQ + offset, mask=mask & (~odd)[None, :, None], other=0.0)
-    gs = tl.load(GS + column * DQ + offset, mask=mask & odd[None, :, None], other=0.0)
+def _load_pair(QW, GS, k2, valid, at, D: tl.constexpr, DQ: tl.constexpr, dtype: tl.constexpr):
+    """Operand [DC, 2 KH]: qw in even columns, gs in odd ones."""
+    odd = k2 % 2 == 1
+    offset = (k2 // 2)[None, :] * DQ + at[:, None]
+    mask = valid[None, :] & (at < D)[:, None]
+    qw = tl.load(QW + offset, mask=mask & (~odd)[None, :], other=0.0)
+    gs = tl.load(GS + offset, mask=mask & odd[None, :], other=0.0)
     return (qw + gs).to(dtype)
 
 
@@ -189,13 +203,13 @@ def _coefficients(
     KH: tl.constexpr,
     dtype: tl.constexpr,
 ):
-    """From x . [qw, gs] to dx_hat's coefficients [BN, 2 KH] (ds for qw, a for gs), its two row means, and ds [BN, KH]."""
+    """From x . [qw, gs] to dx_hat's coefficients [BN, 2 KH] (ds for qw, a for gs), its row means, and ds [BN, KH]."""
     projection = (raw - mean[:, None] * g_sum[None, :]) * rstd[:, None]
     on_qw, on_gs = tl.split(tl.reshape(projection, (BN, KH, 2)))
     z = (on_qw + qc[None, :]) * alpha
-    a, slope = _silu_and_slope(z)
-    a = tl.where(seen, a, 0.0)
-    ds = tl.where(seen, (on_gs + ga[None, :]) * slope * alpha, 0.0)
+    sig = 1.0 / (1.0 + tl.exp(-z))
+    a = tl.where(seen, z * sig, 0.0)
+    ds = tl.where(seen, (on_gs + ga[None, :]) * (sig * (1.0 + z * (1.0 - sig))) * alpha, 0.0)
     coef = tl.reshape(tl.join(ds, a), (BN, 2 * KH)).to(dtype)
     rounded = coef.to(tl.float32)
     c1 = tl.sum(rounded * g_sum[None, :], 1) / D
@@ -203,15 +217,33 @@ def _coefficients(
     return coef, c1, c2, ds
 
 
+@triton.jit
+def _layer_norm_slope(c1, c2, mean, rstd, row, dtype: tl.constexpr):
+    """The LayerNorm backward's term in x as an operand, diag(-c2 rstd) [BN, BN], and what is left of it, [BN].
+
+    dx = (dx_hat - c1 - (x - mean) rstd c2) rstd. As a product, x need not come through registers.
+    """
+    slope = (-c2 * rstd).to(dtype)
+    diagonal = tl.where(row[:, None] == row[None, :], slope[:, None], tl.zeros_like(slope)[:, None])
+    return diagonal, -c1 - mean * slope.to(tl.float32)
+
+
+@triton.jit
+def _store_dx(DX, dx, start, t, high, stride_dx, row, at, D: tl.constexpr):
+    """Rows start + t ... of one block of columns."""
+    out = DX + start * stride_dx + (t + row)[:, None] * stride_dx + at[None, :]
+    tl.store(out, dx.to(DX.dtype.element_ty), mask=(t + row < high)[:, None] & (at < D)[None, :])
+
+
 @triton.jit(do_not_specialize=["splits", "columns", "chunks"])
 def absorbed_backward_kernel(
     X,  # [T, D]
-    DESC,  # descriptor of X as [W, T, DC], or X
+    DESC,  # descriptor of X with blocks [BN, DC], or X
     OFFSETS,  # int64 [B + 1]
     TARGET_OFFSETS,  # int64 [B + 1]
     QW,  # fp32 [C * H, DQ]: qw, qc in column D
-    GS,  # fp32 [C * H, DQ]: gradient of the forward's sums (undivided), ga in column D
-    STATS,  # fp32 [T, 2]: mean and 1 / standard deviation of every row
+    GS,  # fp32 [C * H, DQ]: gradient of the forward's sums, ga in column D
+    STATS,  # fp32 [T, 2]
     NORM,  # fp32 [1], read if NORM_TENSOR
     DX,  # [T, D]
     SUMS,  # fp32 [splits, C * H, DQ]: sum ds x_hat, sum ds in column D, both over the normaliser
@@ -226,7 +258,7 @@ def absorbed_backward_kernel(
     DQ: tl.constexpr,
     H: tl.constexpr,
     TC: tl.constexpr,  # candidates per program, TC * H <= KH
-    W: tl.constexpr,
+    NB: tl.constexpr,
     DC: tl.constexpr,
     KH: tl.constexpr,
     BN: tl.constexpr,
@@ -247,55 +279,61 @@ def absorbed_backward_kernel(
     if WRITE_DX or first < targets:
         dtype: tl.constexpr = X.dtype.element_ty
         count = tl.maximum(tl.minimum(targets - first, TC), 0)
-        c3 = tl.arange(0, W)[:, None, None] * DC + tl.arange(0, DC)[None, None, :]
-        k2 = tl.arange(0, 2 * KH)
+        col = tl.arange(0, DC)
         k = tl.arange(0, KH)
+        k2 = tl.arange(0, 2 * KH)
         row = tl.arange(0, BN)
         own = history + first + k // H
         column = (first_target + first) * H
         valid = k < count * H
         qc = tl.load(QW + column * DQ + k * DQ + D, mask=valid, other=0.0)
         ga = tl.load(GS + column * DQ + k * DQ + D, mask=valid, other=0.0)
-        gt = _load_pair(QW, GS, column, count, k2, c3, D, DQ, H, dtype)
-        g_sum = tl.sum(tl.sum(gt.to(tl.float32), 2), 0)
-        g = tl.permute(gt, (0, 2, 1))
-        if NORM_TENSOR:
-            scale = 1.0 / tl.load(NORM)
-        else:
-            scale = 1.0 / norm
-        acc = tl.zeros([W, 2 * KH, DC], tl.float32)
+        gs = ()
+        acc = ()
+        g_sum = tl.zeros([2 * KH], tl.float32)
+        for i in tl.static_range(NB):
+            g = _load_pair(QW + column * DQ, GS + column * DQ, k2, k2 // 2 < count * H, i * DC + col, D, DQ, dtype)
+            g_sum += tl.sum(g.to(tl.float32), 0)
+            gs = gs + (g,)
+            acc = acc + (tl.zeros([DC, 2 * KH], tl.float32),)
         mean_sum = tl.zeros([BN, 2 * KH], tl.float32)
         ds_sum = tl.zeros([BN, KH], tl.float32)
-        base = X + start * stride_x
-        dx_base = DX + start * stride_dx
+        scale = _one_over_norm(NORM, norm, NORM_TENSOR)
         known = tl.where(targets > 0, high, 0)  # without candidates there are no statistics, and dx is zero
         stats = _load_stats(STATS, start, low + row, known)
         for t in tl.range(low, high, BN, num_stages=STAGES):
-            x = _load_tile(X, DESC, base, start, t, high, stride_x, c3, row, D, W * DC, TMA)
-            inside = t + row < high
+            raw = tl.zeros([BN, 2 * KH], tl.float32)
+            xs = ()
+            for i in tl.static_range(NB):
+                x = _load_block(X, DESC, start, t, high, stride_x, row, col, i, D, TMA)
+                xs = xs + (x,)
+                raw = tl.dot(x, gs[i], raw, input_precision=PRECISION)
             mean, rstd = tl.split(stats)
             stats = _load_stats(STATS, start, t + BN + row, known)  # the next tile's, ahead of their use
-            raw = tl.sum(tl.dot(x, g, input_precision=PRECISION), 0)
             local = (t + row)[:, None]
-            seen = ((local < history) | (local == own[None, :])) & inside[:, None] & valid[None, :]
+            seen = ((local < history) | (local == own[None, :])) & (local < high) & valid[None, :]
             coef, c1, c2, ds = _coefficients(raw, g_sum, qc, ga, mean, rstd, seen, alpha, D, BN, KH, dtype)
-            if WRITE_DX:
-                dx_hat = tl.dot(tl.broadcast_to(coef[None, :, :], (W, BN, 2 * KH)), gt, input_precision=PRECISION)
-                slope = -c2 * rstd * rstd * scale
-                shift = -c1 * rstd * scale - mean * slope
-                dx = dx_hat * (rstd * scale)[None, :, None] + (x.to(tl.float32) * slope[None, :, None] + shift[None, :, None])
-                keep = inside[None, :, None]
-                if D != W * DC:
-                    keep = keep & (c3 < D)
-                tl.store(dx_base + (t + row)[None, :, None] * stride_dx + c3, dx.to(DX.dtype.element_ty), mask=keep)
             cr = (coef.to(tl.float32) * rstd[:, None]).to(dtype)
-            crt = tl.broadcast_to(tl.trans(cr)[None, :, :], (W, 2 * KH, BN))
-            acc = tl.dot(crt, x, acc, input_precision=PRECISION)
             mean_sum += cr.to(tl.float32) * mean[:, None]
             ds_sum += ds
+            diagonal, shift = _layer_norm_slope(c1, c2, mean, rstd, row, dtype)
+            factor = rstd * scale
+            added = ()
+            for i in tl.static_range(NB):
+                added = added + (tl.dot(tl.trans(xs[i]), cr, acc[i], input_precision=PRECISION),)
+                if WRITE_DX:
+                    dx = tl.dot(coef, tl.trans(gs[i]), input_precision=PRECISION)
+                    dx = tl.dot(diagonal, xs[i], dx, input_precision=PRECISION)
+                    dx = dx * factor[:, None] + (shift * factor)[:, None]
+                    _store_dx(DX, dx, start, t, high, stride_dx, row, i * DC + col, D)
+            acc = added
         out = SUMS + (split.to(tl.int64) * columns + column) * DQ
-        keep3 = ((k2 % 2 == 0) & (k2 // 2 < count * H))[None, :, None] & (c3 < D)
-        tl.store(out + (k2 // 2)[None, :, None] * DQ + c3, (acc - tl.sum(mean_sum, 0)[None, :, None]) * scale, mask=keep3)
+        even = (k2 % 2 == 0) & (k2 // 2 < count * H)
+        shift = tl.sum(mean_sum, 0)[None, :]
+        for i in tl.static_range(NB):
+            at = i * DC + col
+            keep = even[None, :] & (at < D)[:, None]
+            tl.store(out + (k2 // 2)[None, :] * DQ + at[:, None], (acc[i] - shift) * scale, mask=keep)
         _store_constant(out, k, tl.sum(ds_sum, 0) * scale, valid, D, DQ)
 
 
@@ -318,7 +356,7 @@ def absorbed_dx_kernel(
     DQ: tl.constexpr,
     H: tl.constexpr,
     TC: tl.constexpr,
-    W: tl.constexpr,
+    NB: tl.constexpr,
     DC: tl.constexpr,
     KH: tl.constexpr,
     BN: tl.constexpr,
@@ -336,20 +374,19 @@ def absorbed_dx_kernel(
     start, length, first_target, targets, low, high = _sequence_part(OFFSETS, TARGET_OFFSETS, b, split, splits, BN)
     history = length - targets
     dtype: tl.constexpr = X.dtype.element_ty
-    c3 = tl.arange(0, W)[:, None, None] * DC + tl.arange(0, DC)[None, None, :]
-    k2 = tl.arange(0, 2 * KH)
+    col = tl.arange(0, DC)
     k = tl.arange(0, KH)
+    k2 = tl.arange(0, 2 * KH)
     row = tl.arange(0, BN)
-    if NORM_TENSOR:
-        scale = 1.0 / tl.load(NORM)
-    else:
-        scale = 1.0 / norm
+    scale = _one_over_norm(NORM, norm, NORM_TENSOR)
     for t in range(low, high, BN):
-        x = _load_tile(X, X, X + start * stride_x, start, t, high, stride_x, c3, row, D, W * DC, False)
-        inside = t + row < high
         local = (t + row)[:, None]
         mean, rstd = tl.split(_load_stats(STATS, start, t + row, tl.where(targets > 0, high, 0)))
-        dx_hat = tl.zeros([W, BN, DC], tl.float32)
+        xs = ()
+        dx_hats = ()
+        for i in tl.static_range(NB):
+            xs = xs + (_load_block(X, X, start, t, high, stride_x, row, col, i, D, False),)
+            dx_hats = dx_hats + (tl.zeros([BN, DC], tl.float32),)
         c1 = tl.zeros([BN], tl.float32)
         c2 = tl.zeros([BN], tl.float32)
         for first in range(0, targets, TC):
@@ -358,21 +395,29 @@ def absorbed_dx_kernel(
             valid = k < count * H
             qc = tl.load(QW + column * DQ + k * DQ + D, mask=valid, other=0.0)
             ga = tl.load(GS + column * DQ + k * DQ + D, mask=valid, other=0.0)
-            gt = _load_pair(QW, GS, column, count, k2, c3, D, DQ, H, dtype)
-            g_sum = tl.sum(tl.sum(gt.to(tl.float32), 2), 0)
-            raw = tl.sum(tl.dot(x, tl.permute(gt, (0, 2, 1)), input_precision=PRECISION), 0)
+            g_sum = tl.zeros([2 * KH], tl.float32)
+            raw = tl.zeros([BN, 2 * KH], tl.float32)
+            gs = ()
+            for i in tl.static_range(NB):
+                g = _load_pair(QW + column * DQ, GS + column * DQ, k2, k2 // 2 < count * H, i * DC + col, D, DQ, dtype)
+                g_sum += tl.sum(g.to(tl.float32), 0)
+                raw = tl.dot(xs[i], g, raw, input_precision=PRECISION)
+                gs = gs + (g,)
             own = history + first + k // H
-            seen = ((local < history) | (local == own[None, :])) & inside[:, None] & valid[None, :]
+            seen = ((local < history) | (local == own[None, :])) & (local < high) & valid[None, :]
             coef, d1, d2, _ = _coefficients(raw, g_sum, qc, ga, mean, rstd, seen, alpha, D, BN, KH, dtype)
             c1 += d1
             c2 += d2
-            coef3 = tl.broadcast_to(coef[None, :, :], (W, BN, 2 * KH))
-            dx_hat = tl.dot(coef3, gt, dx_hat, input_precision=PRECISION)
-        slope = -c2 * rstd * rstd * scale
-        shift = -c1 * rstd * scale - mean * slope
-        dx = dx_hat * (rstd * scale)[None, :, None] + (x.to(tl.float32) * slope[None, :, None] + shift[None, :, None])
-        at = DX + start * stride_dx + (t + row)[None, :, None] * stride_dx + c3
-        tl.store(at, dx.to(DX.dtype.element_ty), mask=inside[None, :, None] & (c3 < D))
+            added = ()
+            for i in tl.static_range(NB):
+                added = added + (tl.dot(coef, tl.trans(gs[i]), dx_hats[i], input_precision=PRECISION),)
+            dx_hats = added
+        diagonal, shift = _layer_norm_slope(c1, c2, mean, rstd, row, dtype)
+        factor = rstd * scale
+        for i in tl.static_range(NB):
+            dx = tl.dot(diagonal, xs[i], dx_hats[i], input_precision=PRECISION)
+            dx = dx * factor[:, None] + (shift * factor)[:, None]
+            _store_dx(DX, dx, start, t, high, stride_dx, row, i * DC + col, D)
 
 
 @triton.jit
@@ -380,7 +425,7 @@ def candidate_rows_backward_kernel(
     DX,  # [T, D], updated in place at the candidate rows
     ROWS,  # int64 [C]
     X,  # [T, D]
-    STATS,  # fp32 [T, 2]: mean and 1 / standard deviation of every row
+    STATS,  # fp32 [T, 2]
     DX_HAT,  # [C, D]: gradient of the candidates' normalised rows (from U and Q)
     RESIDUAL,  # [C, D]: gradient of the candidates' own rows (the residual), read if HAS_RESIDUAL
     stride_dx,

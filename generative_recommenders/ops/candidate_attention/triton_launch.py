@@ -23,29 +23,25 @@ PROGRAMS_PER_PROCESSOR = 16
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """Shape of a kernel's tile and its compile options; ``groups`` * ``group_dim`` columns cover D."""
+    """A kernel's tile of ``rows`` rows in ``blocks`` blocks of ``block_dim`` columns, and its compile options."""
 
-    groups: int
-    group_dim: int
+    blocks: int
+    block_dim: int
     rows: int
     warps: int
     stages: int
-    max_registers: int | None
 
 
 def tile_for(width: int, dtype: torch.dtype, backward: bool) -> Tile:
     """The tile of rows of this width.
 
-    One group of columns per warp, 64 columns wide where D allows (128 bytes in half precision: one swizzle span), at
-    most 8 warps. 16 rows are the smallest matrix operand; with 128 registers a thread two programs of 8 warps share a
-    multiprocessor.
+    64 rows are one Hopper matrix operand; wider or fp32 rows take fewer so that two tiles fit shared memory. Blocks of
+    at most 256 columns bound the registers of the backward's fp32 results.
     """
-    padded = max(64, triton.next_power_of_2(width))
-    group_dim = min(64, padded // 4)
-    groups = padded // group_dim
-    half = dtype.itemsize == 2
-    stages = (3 if backward else 4) if half else 2
-    return Tile(groups, group_dim, 16, min(8, groups), stages, 128 if half and groups <= 8 else None)
+    padded = max(16, triton.next_power_of_2(width))
+    block_dim = min(256, padded)
+    rows = max(16, min(64, 64 * 1024 // (padded * dtype.itemsize)))
+    return Tile(padded // block_dim, block_dim, rows, 8 if padded >= 256 else 4, 3)
 
 
 @functools.lru_cache
@@ -68,37 +64,33 @@ def choose_splits(sequences: int, rows: int, processors: int) -> int:
 
 
 def _descriptor(x: torch.Tensor, tile: Tile, hardware: bool):
-    """x as [groups, T, group_dim] for the copy engine, or ``None`` where rows do not divide or align for it."""
-    width, itemsize = x.shape[1], x.element_size()
-    fits = tile.groups * tile.group_dim == width and itemsize == 2
-    aligned = x.data_ptr() % 16 == 0 and x.stride(0) * itemsize % 16 == 0 and tile.group_dim * itemsize % 32 == 0
+    """A descriptor of x in blocks for the copy engine, or ``None`` where the blocks do not divide or align for it."""
+    itemsize = x.element_size()
+    fits = tile.blocks * tile.block_dim == x.shape[1] and itemsize == 2
+    aligned = x.data_ptr() % 16 == 0 and x.stride(0) * itemsize % 16 == 0
     if not (hardware and fits and aligned):
         return None
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    shape = [tile.groups, x.shape[0], tile.group_dim]
-    block = [tile.groups, tile.rows, tile.group_dim]
-    return TensorDescriptor(x, shape, [tile.group_dim, x.stride(0), 1], block)
+    return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [tile.rows, tile.block_dim])
 
 
-def _common(x: torch.Tensor, tile: Tile, sizes, descriptor) -> dict:
+def _common(x: torch.Tensor, tile: Tile, sizes) -> dict:
     """Keyword arguments that all passes share."""
     tensor_norm = isinstance(sizes.attn_norm, torch.Tensor)
-    options = {} if tile.max_registers is None or x.device.type != "cuda" else {"maxnreg": tile.max_registers}
     return dict(
         NORM=sizes.attn_norm if tensor_norm else x,
         norm=1.0 if tensor_norm else float(sizes.attn_norm),
         alpha=float(sizes.alpha),
         D=x.shape[1],
         H=sizes.num_heads,
-        W=tile.groups,
-        DC=tile.group_dim,
+        NB=tile.blocks,
+        DC=tile.block_dim,
         BN=tile.rows,
         NORM_TENSOR=tensor_norm,
         PRECISION="ieee" if torch.version.hip else "tf32x3",
         num_warps=tile.warps,
         num_stages=tile.stages,
-        **options,
     )
 
 
@@ -156,7 +148,7 @@ def forward_pass(
         KC=columns,
         STAGES=tile.stages,
         TMA=descriptor is not None,
-        **_common(x, tile, sizes, descriptor),
+        **_common(x, tile, sizes),
     )
     return _add_splits(sums), stats
 
@@ -189,7 +181,7 @@ def backward_pass(
     splits = splits or choose_splits(sequences, x.shape[0], processors)
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     sums = qw.new_empty(splits, *qw.shape)
-    common = _common(x, tile, sizes, None)
+    common = _common(x, tile, sizes)
     common |= dict(OFFSETS=seq_offsets, TARGET_OFFSETS=candidates.offsets, QW=qw, GS=gs, STATS=stats, DX=dx)
     common |= dict(X=x, stride_x=x.stride(0), stride_dx=dx.stride(0), splits=splits)
     common |= dict(DQ=qw.shape[2], TC=per_operand, KH=columns)
