@@ -56,15 +56,15 @@ def _count(source: Source, connection: duckdb.DuckDBPyConnection) -> dict:
     if not events:
         raise UserError(f"{source.files[0]} holds no events: nothing to prepare")
     _raise_first(connection, source.relation, source.checks, found, events)
-    first, last = connection.execute(f"SELECT min({source.time}), max({source.time}) FROM {source.relation}").fetchone()
+    times = connection.execute(f"SELECT min({source.time}), max({source.time}) FROM {source.relation}").fetchall()[0]
     counters = {"events": events} | dict(zip(counted, found[len(source.checks) :], strict=True))
-    return {"events": events, "time": [int(first), int(last)], "counters": counters, "vocab": {}}
+    return {"events": events, "time": [int(time) for time in times], "counters": counters, "vocab": {}}
 
 
 def _count_if(connection: duckdb.DuckDBPyConnection, table: str, conditions: Sequence[str]) -> list[int]:
     """Rows of the table, then the rows for which each condition holds."""
     counts = ", ".join(["count(*)", *(f"count_if({condition})::BIGINT" for condition in conditions)])
-    return list(connection.execute(f"SELECT {counts} FROM {table}").fetchone())
+    return list(connection.execute(f"SELECT {counts} FROM {table}").fetchall()[0])
 
 
 def _raise_first(
@@ -74,7 +74,7 @@ def _raise_first(
     for check, bad in zip(checks, found, strict=False):
         if bad:
             query = f"SELECT min({check.value}) FROM {table} WHERE {check.bad}"
-            value = connection.execute(query).fetchone()[0]
+            value = connection.execute(query).fetchall()[0][0]
             raise UserError(check.message.format(value=value) + f" ({bad:,} of {rows:,} rows)")
 
 

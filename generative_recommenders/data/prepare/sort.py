@@ -83,7 +83,7 @@ def _user_range(source: Source, connection: duckdb.DuckDBPyConnection, first: in
     condition = f"users.dense BETWEEN {first + 1} AND {last}"
     rows = connection.execute(
         f"SELECT min(original), max(original), any_value(typeof(original)) FROM users WHERE {condition}"
-    ).fetchone()
+    ).fetchall()[0]
     if rows[2] in INTEGER_TYPES:
         condition += f" AND {name(source.user_column)} BETWEEN {rows[0]} AND {rows[1]}"
     return condition

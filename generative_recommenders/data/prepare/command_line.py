@@ -1,0 +1,57 @@
+"""What the data commands share: options of preparation, printing of errors, exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from generative_recommenders.data.prepare.engine import Limits
+from generative_recommenders.data.prepare.pipeline import prepare
+from generative_recommenders.data.prepare.progress import Progress
+from generative_recommenders.data.prepare.source import Source
+from generative_recommenders.data.prepare.verify import describe
+
+
+def add_prepare_options(parser: argparse.ArgumentParser, min_history: int | None) -> None:
+    """--min-history, --memory, --threads, --overwrite, --no-space-check."""
+    shown = "by size: 50m and 500m 50, 5b 4086" if min_history is None else min_history
+    parser.add_argument(
+        "--min-history",
+        type=int,
+        default=min_history,
+        help=f"earlier events that a sample must have (default {shown})",
+    )
+    parser.add_argument("--memory", help="resident memory of the whole process, such as 4GiB (default 3GiB)")
+    parser.add_argument("--threads", type=int, help="threads (default: all cores)")
+    parser.add_argument("--overwrite", action="store_true", help="replace a cache of other input or settings")
+    parser.add_argument("--no-space-check", action="store_true", help="start even if the disk looks too small")
+
+
+def run_prepare(source: Source, cache: str, min_history: int, options: argparse.Namespace) -> None:
+    """Prepare and print a summary."""
+    prepare(
+        source,
+        cache,
+        min_history=min_history,
+        limits=Limits.parse(options.memory, options.threads),
+        overwrite=options.overwrite,
+        check_space=not options.no_space_check,
+        progress=Progress(),
+    )
+    print(describe(cache))
+
+
+def guarded(main: Callable[[], None]) -> int:
+    """Run a command; bad input is one line on stderr and status 2, an interruption status 130."""
+    from generative_recommenders.errors import UserError
+
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped: run the same command again to go on", file=sys.stderr)
+        return 130
+    return 0

@@ -1,0 +1,72 @@
+"""A ranking data set from a prepared event cache: what Yambda, generated data and own events have in common."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from generative_recommenders.data.cache import EventCache
+from generative_recommenders.data.crosses import ROWS_PER_USER, cross_parts, is_cross, limit_rows
+from generative_recommenders.data.dataset import RankingDataset
+from generative_recommenders.data.reader import HistoryOptions
+from generative_recommenders.data.schema import FeatureSchema
+from generative_recommenders.data.windows import Split
+from generative_recommenders.errors import UserError
+
+
+def open_cache(path: str | pathlib.Path, min_history: int | None, prepare_with: str) -> EventCache:
+    """The cache in ``path``, which must have been prepared with ``min_history``; ``prepare_with`` is the command."""
+    try:
+        cache = EventCache.open(path)
+    except UserError as error:
+        raise UserError(f"{error} ({prepare_with})") from None
+    if min_history is not None and cache.min_history != min_history:
+        raise UserError(
+            f"{cache.name} was prepared with min_history={cache.min_history}, asked for is {min_history}: "
+            f"prepare again ({prepare_with} --min-history {min_history} --overwrite), or ask for {cache.min_history}"
+        )
+    return cache
+
+
+def dataset_of_cache(
+    name: str,
+    cache: EventCache,
+    split: Split,
+    history: HistoryOptions,
+    *,
+    item_features: Sequence[str],
+    contextual_features: Sequence[str],
+    table_rows: Mapping[str, int] | None = None,
+    table_rows_limit: int | None = None,
+    num_workers: int = 0,
+    best_auc: float | None = None,
+) -> RankingDataset:
+    """Tables as large as the vocabularies; crosses in proportion to the users, cut to ``table_rows_limit``.
+
+    ``table_rows`` overrides single tables. Each table that the limit cut is one line of the data set's notes.
+    """
+    rows = {}
+    for feature in (*item_features, *contextual_features):
+        if is_cross(feature):
+            cross_parts(feature)
+            rows[feature] = ROWS_PER_USER.get(feature, ROWS_PER_USER["user_x_artist"]) * cache.num_users
+        elif feature in cache.vocab:
+            rows[feature] = cache.vocab[feature]
+        else:
+            known = ", ".join(sorted(cache.vocab))
+            raise UserError(f"{name} has no feature {feature!r}: possible are {known} and crosses")
+    unknown = [feature for feature in table_rows or {} if feature not in rows]
+    if unknown:
+        raise UserError(f"table_rows names {unknown[0]!r}, which is no feature of {name}: {', '.join(rows)}")
+    rows, notes = limit_rows(rows | dict(table_rows or {}), table_rows_limit)
+    counted = f"{cache.num_events:,} events of {cache.num_users:,} users, {cache.num_anchors:,} samples"
+    return RankingDataset(
+        name,
+        cache,
+        FeatureSchema(tuple(item_features), tuple(contextual_features), rows),
+        split,
+        history,
+        num_workers=num_workers,
+        best_auc=best_auc,
+        notes=[counted, *notes],
+    )
