@@ -1,0 +1,170 @@
+"""Own events in parquet or CSV files: which columns mean what, and how their rows become events.
+
+docs/bring_your_own_events.md has the schema and a worked example.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import duckdb
+
+from generative_recommenders.data.prepare.engine import name
+from generative_recommenders.data.prepare.source import (
+    INTEGER_TYPES,
+    AttributeFile,
+    Check,
+    Source,
+    column_types,
+    find_files,
+    id_checks,
+    require_column,
+    time_checks,
+)
+from generative_recommenders.data.schema import LISTEN_PLUS, SKIP
+from generative_recommenders.errors import UserError
+
+ID_TYPES = (*INTEGER_TYPES, "VARCHAR")
+NUMBER_TYPES = (*INTEGER_TYPES, "DOUBLE", "FLOAT", "DECIMAL")
+ROLES = ("user", "item", "time", "action", "label", "organic")
+
+
+@dataclasses.dataclass(frozen=True)
+class EventColumns:
+    """Column of each role in the event files; exactly one of ``action`` and ``label`` is used.
+
+    ``action``: 0, 1, 2 or 4 (other, positive, like, negative). ``label``: true/false or 0/1, or any number with
+    ``positive_at``: positive from this value on; null means no outcome. ``organic``: 0 or 1, None: all 1.
+    """
+
+    user: str = "user"
+    item: str = "item"
+    time: str = "time"
+    action: str | None = None
+    label: str | None = None
+    organic: str | None = None
+    positive_at: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.action is None) == (self.label is None):
+            raise UserError("the outcome needs one column: name either the action or the label column, not both")
+        if self.positive_at is not None and self.label is None:
+            raise UserError(f"positive_at {self.positive_at} needs a label column to compare with")
+
+
+def events_source(
+    events: str | pathlib.Path,
+    columns: EventColumns,
+    *,
+    items: str | pathlib.Path | None = None,
+    item_column: str | None = None,
+    attributes: Sequence[str] = (),
+    context: Sequence[str] = (),
+) -> Source:
+    """Describe event files (and an item file with ``attributes`` columns) for ``prepare``.
+
+    ``item_column``: the item's id in the item file, by default as in the events. Raises ``UserError`` for missing
+    files, missing columns and wrong types.
+    """
+    files = find_files(pathlib.Path(events), "events")
+    what = f"events {files[0]}"
+    connection = duckdb.connect()
+    try:
+        types = column_types(connection, files, "events")
+        checks = _id_and_time_checks(types, columns, context, what)
+        tables = _attribute_files(connection, items, item_column or columns.item, attributes, types[columns.item])
+    finally:
+        connection.close()
+    bits, bits_checks = _bits(types, columns, what)
+    organic, organic_checks = _organic(types, columns, what)
+    return Source(
+        title="own events",
+        files=files,
+        user=name(columns.user),
+        item=name(columns.item),
+        time=_time(types, columns),
+        kind=bits,
+        organic=organic,
+        ratio="0",
+        bits=bits,
+        user_column=columns.user,
+        context={column: name(column) for column in context},
+        attributes=tables,
+        checks=[*checks, *bits_checks, *organic_checks],
+        counters={
+            "positive": f"{bits} = {LISTEN_PLUS}",
+            "negative": f"{bits} = {SKIP}",
+            **{f"null_{column}": f"{name(column)} IS NULL" for column in context},
+        },
+    )
+
+
+def _id_and_time_checks(
+    types: Mapping[str, str], columns: EventColumns, context: Sequence[str], what: str
+) -> list[Check]:
+    checks = id_checks(columns.user, require_column(types, columns.user, ID_TYPES, what), what)
+    for column in (columns.item, *context):
+        checks += id_checks(column, require_column(types, column, ID_TYPES, what), what, null_allowed=True)
+    require_column(types, columns.time, (*INTEGER_TYPES, "TIMESTAMP", "DATE"), what)
+    return checks + time_checks(columns.time, _time(types, columns), what)
+
+
+def _time(types: Mapping[str, str], columns: EventColumns) -> str:
+    if types[columns.time] in INTEGER_TYPES:
+        return name(columns.time)
+    return f"floor(epoch({name(columns.time)}))::BIGINT"
+
+
+def _bits(types: Mapping[str, str], columns: EventColumns, what: str) -> tuple[str, list[Check]]:
+    """SQL of the action bits and the checks of the column behind it."""
+    if columns.action is not None:
+        require_column(types, columns.action, INTEGER_TYPES, what)
+        action = name(columns.action)
+        message = f"{what}: column {columns.action!r} holds the action {{value}}, expected 0, 1, 2 or 4"
+        return action, [Check(f"{action} IS NULL OR {action} NOT IN (0, 1, 2, 4)", action, message)]
+    label, checks = name(columns.label), []
+    if columns.positive_at is not None:
+        require_column(types, columns.label, NUMBER_TYPES, what)
+        positive = f"{label} >= {columns.positive_at!r}"
+    else:
+        require_column(types, columns.label, (*NUMBER_TYPES, "BOOLEAN"), what)
+        positive = f"{label}::DOUBLE = 1"
+        message = f"{what}: column {columns.label!r} holds the label {{value}}, expected 0 or 1 (a rating? positive_at)"
+        checks.append(Check(f"{label}::DOUBLE NOT IN (0, 1)", f"{label}::DOUBLE", message))
+    return f"CASE WHEN {label} IS NULL THEN 0 WHEN {positive} THEN {LISTEN_PLUS} ELSE {SKIP} END", checks
+
+
+def _organic(types: Mapping[str, str], columns: EventColumns, what: str) -> tuple[str, list[Check]]:
+    if columns.organic is None:
+        return "1", []
+    require_column(types, columns.organic, (*INTEGER_TYPES, "BOOLEAN"), what)
+    value = f"{name(columns.organic)}::INTEGER"
+    message = f"{what}: column {columns.organic!r} holds {{value}}, expected 0 or 1"
+    return f"coalesce({value}, 0)", [Check(f"{value} NOT IN (0, 1)", value, message)]
+
+
+def _attribute_files(
+    connection: duckdb.DuckDBPyConnection,
+    items: str | pathlib.Path | None,
+    item_column: str,
+    attributes: Sequence[str],
+    item_type: str,
+) -> dict[str, AttributeFile]:
+    if items is None:
+        if attributes:
+            raise UserError(f"item attribute {attributes[0]!r} needs an item file to read it from")
+        return {}
+    files = find_files(pathlib.Path(items), "items")
+    what = f"items {files[0]}"
+    types = column_types(connection, files, "items")
+    kind = require_column(types, item_column, ID_TYPES, what)
+    if (kind == "VARCHAR") != (item_type == "VARCHAR"):
+        raise UserError(f"{what}: column {item_column!r} has type {kind}, the items of the events have {item_type}")
+    tables = {}
+    for attribute in attributes:
+        checks = id_checks(item_column, kind, what)
+        checks += id_checks(attribute, require_column(types, attribute, ID_TYPES, what), what, null_allowed=True)
+        tables[attribute] = AttributeFile(files, item_column, attribute, checks)
+    return tables
