@@ -111,6 +111,14 @@ def get(name: str) -> object:
     return knob.parse(text)
 
 
+def share_cores_politely() -> None:
+    """Let idle OpenMP threads sleep instead of spin, unless the environment says otherwise; before torch is imported.
+
+    Spinning threads of two processes on the same cores slow each other down several times over.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 BACKEND_NAMES = ("PYTORCH", "TRITON", "CUDNN")
 
 declare(Knob("HSTU_BACKEND", str, None, "Backend of every op that has no variable of its own.", choices=BACKEND_NAMES))
@@ -125,3 +133,17 @@ declare(
         choices=BACKEND_NAMES[:2],
     )
 )
+declare(Knob("HSTU_TRACEBACK", bool, False, "Show the Python traceback of an error the trainer reports in one line."))
+declare(
+    Knob(
+        "HSTU_HBM_CAP_GB",
+        float,
+        None,
+        "Memory per device, in GB, that the sharding planner may fill with tables (option sharding.hbm_cap_gb).",
+        low=0.0,
+    )
+)
+declare(Knob("RANK", int, None, "This process's number, set by torchrun.", low=0))
+declare(Knob("WORLD_SIZE", int, None, "Number of processes, set by torchrun.", low=1))
+declare(Knob("LOCAL_RANK", int, None, "This process's number on its host, set by torchrun.", low=0))
+declare(Knob("LOCAL_WORLD_SIZE", int, None, "Number of processes on this host, set by torchrun.", low=1))

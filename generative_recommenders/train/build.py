@@ -1,0 +1,80 @@
+"""From the resolved configuration to the things a run is made of: data set, model on all ranks, optimizers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import torch
+
+from generative_recommenders.data.dataset import RankingDataset
+from generative_recommenders.errors import UserError
+from generative_recommenders.modules.dlrm_hstu import DlrmHSTU, DlrmHSTUConfig, TaskConfig
+from generative_recommenders.modules.table_init import fill_table_rows_
+from generative_recommenders.train import randomness, sharding
+from generative_recommenders.train.config import TASK_BITS, ModelConfig
+from generative_recommenders.train.datasets import FACTORIES
+from generative_recommenders.train.distributed import World
+from generative_recommenders.train.gin_files import RunConfig
+from generative_recommenders.train.optimizers import Optimizers, fuse_sparse_optimizer
+
+
+def open_dataset(config: RunConfig, world: World) -> RankingDataset:
+    """Open (and where needed prepare) the data set. Rank 0 goes first, so that it prepares and the others find it.
+
+    Raises:
+        UserError: on every rank, what the data set's factory said on rank 0.
+    """
+    factory = FACTORIES[config.data.dataset]
+    dataset, problem = None, None
+    if world.is_main:
+        try:
+            dataset = factory(**config.dataset_options)
+        except UserError as exc:
+            problem = str(exc)
+    problem = world.gather(problem)[0]
+    if problem is not None:
+        raise UserError(problem)
+    dataset = dataset or factory(**config.dataset_options)
+    if config.train.mode != "train" and dataset.holdout.num_samples == 0:
+        raise UserError(f"data set {dataset.name}: the hold-out window is empty; check the split options")
+    if config.train.mode != "eval" and sum(window.num_samples for window in dataset.windows) == 0:
+        raise UserError(f"data set {dataset.name}: the training windows hold no sample; check the split options")
+    return dataset
+
+
+def model_config(config: ModelConfig, dataset: RankingDataset) -> DlrmHSTUConfig:
+    """The ranker for this data set: its features and tables, the configuration's sizes."""
+    schema = dataset.schema
+    known = {field.name for field in dataclasses.fields(DlrmHSTUConfig)} - {"tasks"}
+    options = {k: v for k, v in dataclasses.asdict(config).items() if k in known}
+    if config.max_seq_len is None:
+        options["max_seq_len"] = dataset.history_length + len(schema.contextual_features) + 1
+    try:
+        return DlrmHSTUConfig(
+            table_rows=dict(schema.table_rows),
+            item_feature_names=schema.item_features,
+            contextual_feature_names=schema.contextual_features,
+            tasks=tuple(TaskConfig(name, label_bit=TASK_BITS[name]) for name in config.tasks),
+            **options,
+        )
+    except ValueError as exc:
+        raise UserError(f"model: {exc}") from None
+
+
+def build_model(config: RunConfig, dataset: RankingDataset, world: World) -> tuple[torch.nn.Module, Optimizers]:
+    """The sharded model with its optimizers; weights depend on ``train.seed`` alone. A collective call."""
+    sizes = model_config(config.model, dataset)
+    seed = randomness.stream_seed(config.train.seed, "weights")
+    try:
+        model = DlrmHSTU(sizes, device=world.device, embedding_device="meta", seed=seed)
+    except ValueError as exc:
+        raise UserError(f"model: {exc}") from None
+    fuse_sparse_optimizer(sharding.table_parameters(model), config.optimizer)
+    init = functools.partial(_init_shard, sizes=sizes, seed=seed)
+    sharded = sharding.shard(model, config.sharding, world, init)
+    return sharded, Optimizers(sharded, config.optimizer)
+
+
+def _init_shard(table: str, shard: torch.Tensor, row: int, column: int, *, sizes: DlrmHSTUConfig, seed: int) -> None:
+    fill_table_rows_(shard, seed, table, sizes.table_rows[table], sizes.table_dim, row, column)

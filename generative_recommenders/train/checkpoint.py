@@ -1,0 +1,200 @@
+"""Checkpoints: everything a run needs to go on, written whole or not at all.
+
+A checkpoint is a folder ``step_<n>``: the tensors as torch.distributed.checkpoint shards (weights, Adam's moments,
+row-wise Adagrad's sums), ``rank_<r>.pt`` per rank (random streams, running sums) and ``meta.json`` (step, position in
+the data, metric state, configuration). It is written under another name and renamed when every rank is done, so a kill
+at any moment leaves the previous checkpoint as the newest one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import shutil
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+from generative_recommenders.errors import UserError
+from generative_recommenders.train import randomness
+from generative_recommenders.train.distributed import World
+from generative_recommenders.train.gin_files import FREE_ON_RESUME, RunConfig
+from generative_recommenders.train.optimizers import Optimizers
+
+FORMAT = 1
+
+
+@dataclasses.dataclass
+class Progress:
+    """Where a run stands: what the loop counts and what it has seen. Saved in ``meta.json``."""
+
+    step: int = 0
+    samples: int = 0
+    phase: int = 0
+    samples_in_phase: int = 0
+    samples_at_last_eval: int = -1
+    best_auc: float | None = None
+    seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """What ``restore`` found beside the tensors it loaded."""
+
+    progress: Progress
+    local: dict[str, torch.Tensor]
+    same_ranks: bool
+
+
+def newest(folder: pathlib.Path) -> pathlib.Path | None:
+    """The complete checkpoint with the highest step in ``folder``, or ``None``."""
+    found = {int(m.group(1)): p for p in folder.glob("step_*") if (m := re.fullmatch(r"step_(\d+)", p.name))}
+    return found[max(found)] if found else None
+
+
+def resolve(path: str) -> pathlib.Path:
+    """A checkpoint folder, or the newest one of a run folder. Raises ``UserError`` where there is none."""
+    given = pathlib.Path(path)
+    if (given / "meta.json").is_file():
+        return given
+    found = newest(given / "checkpoints") or newest(given)
+    if found is None:
+        raise UserError(f"{path}: holds no complete checkpoint; give a run folder or a folder step_<n>")
+    return found
+
+
+class Checkpointer:
+    """Saves and restores one run's state on all ranks; every method is a collective call."""
+
+    def __init__(self, folder: pathlib.Path, keep: int, config: RunConfig, world: World) -> None:
+        self._folder, self._keep, self._config, self._world = folder, keep, config, world
+
+    def save(
+        self, model: nn.Module, optimizers: Optimizers, progress: Progress, local: dict[str, torch.Tensor]
+    ) -> pathlib.Path:
+        """Write a checkpoint and drop the oldest ones. ``local`` is this rank's own state beside its random streams."""
+        final = self._folder / f"step_{progress.step:08d}"
+        partial = self._folder / f"{final.name}.partial"
+        if self._world.is_main:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        self._world.barrier()
+        dcp.save(_tensors(model, optimizers), checkpoint_id=partial, process_group=self._world.host_group)
+        own = {**randomness.capture(self._world.device), **{f"local/{k}": v for k, v in local.items()}}
+        torch.save(own, partial / f"rank_{self._world.rank}.pt")
+        self._world.barrier()
+        if self._world.is_main:
+            (partial / "meta.json").write_text(json.dumps(self._meta(progress), indent=1) + "\n")
+            shutil.rmtree(final, ignore_errors=True)
+            os.replace(partial, final)
+            self._retire()
+        self._world.barrier()
+        return final
+
+    def _meta(self, progress: Progress) -> dict:
+        return {
+            "format": FORMAT,
+            "progress": dataclasses.asdict(progress),
+            "world_size": self._world.size,
+            "device": self._world.device.type,
+            "fingerprint": self._config.fingerprint(),
+            "config": self._config.values(),
+            "torch": torch.__version__,
+        }
+
+    def _retire(self) -> None:
+        kept = sorted(p for p in self._folder.glob("step_*") if re.fullmatch(r"step_\d+", p.name))
+        stale = [p for p in self._folder.glob("step_*.partial")]
+        for path in kept[: -self._keep] + stale:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def restore(self, path: pathlib.Path, model: nn.Module, optimizers: Optimizers) -> Restored:
+        """Load everything and put this rank's random streams back.
+
+        Raises:
+            UserError: another configuration, a damaged checkpoint, or no random state for this rank although the
+                number of ranks is the same.
+        """
+        meta = _read_meta(path)
+        self._check_config(path, meta)
+        state = _tensors(model, optimizers)
+        _load(state, path, self._world)
+        optimizers.load_dense_state(_unflatten(state["dense_optimizer"]))
+        progress = Progress(**meta["progress"])
+        if meta["world_size"] != self._world.size:
+            randomness.seed_dropout(self._config.train.seed, self._world.rank, progress.step)
+            return Restored(progress, {}, same_ranks=False)
+        own = self._read_own(path)
+        randomness.restore(self._world.device, own)
+        local = {key.removeprefix("local/"): value for key, value in own.items() if key.startswith("local/")}
+        return Restored(progress, local, same_ranks=True)
+
+    def _read_own(self, path: pathlib.Path) -> dict[str, torch.Tensor]:
+        file = path / f"rank_{self._world.rank}.pt"
+        if not file.is_file():
+            raise UserError(
+                f"{file}: the random state of rank {self._world.rank} is missing, so the run cannot go on as it was; "
+                f"restore the file, or start from the weights alone with checkpoint.load"
+            )
+        own = torch.load(file, weights_only=True)
+        if self._world.device.type == "cuda" and "cuda" not in own:
+            raise UserError(f"{file}: was written on a CPU and has no GPU random state; resume with --device cpu")
+        return own
+
+    def _check_config(self, path: pathlib.Path, meta: dict) -> None:
+        if meta["fingerprint"] == self._config.fingerprint():
+            return
+        now = json.loads(json.dumps(self._config.values(), default=str))
+        then = meta["config"]
+        for name in sorted(set(now) | set(then)):
+            if name not in FREE_ON_RESUME and now.get(name) != then.get(name):
+                raise UserError(
+                    f"{path}: was written with {name} = {then.get(name)!r}, this run has {now.get(name)!r}; "
+                    "resume with the same configuration, or start from the weights alone with checkpoint.load"
+                )
+
+
+def load_weights(path: pathlib.Path, model: nn.Module, world: World) -> None:
+    """Load the model's weights alone, onto any number of ranks."""
+    _read_meta(path)
+    _load({"model": model.state_dict()}, path, world)
+
+
+def _tensors(model: nn.Module, optimizers: Optimizers) -> dict:
+    """Everything torch.distributed.checkpoint stores; tensors alias the live ones, so loading fills them in place."""
+    dense = {f"{name}/{key}": t for name, entry in optimizers.dense_state().items() for key, t in entry.items()}
+    return {
+        "model": model.state_dict(),
+        "dense_optimizer": dense,
+        "sparse_optimizer": optimizers.sparse_state(),
+    }
+
+
+def _unflatten(flat: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    nested: dict[str, dict[str, torch.Tensor]] = {}
+    for key, tensor in flat.items():
+        name, entry = key.rsplit("/", 1)
+        nested.setdefault(name, {})[entry] = tensor
+    return nested
+
+
+def _read_meta(path: pathlib.Path) -> dict:
+    try:
+        meta = json.loads((path / "meta.json").read_text())
+    except (OSError, ValueError) as exc:
+        raise UserError(f"{path}: not a complete checkpoint ({exc}); use an older one") from None
+    if meta.get("format") != FORMAT:
+        raise UserError(f"{path}: checkpoint format {meta.get('format')}, this version reads {FORMAT}")
+    return meta
+
+
+def _load(state: dict, path: pathlib.Path, world: World) -> None:
+    try:
+        dcp.load(state, checkpoint_id=path, process_group=world.host_group)
+    except Exception as exc:
+        reason = str(exc).strip().splitlines()[-1]
+        raise UserError(f"{path}: does not fit this model ({reason}); check the model and sharding options") from exc

@@ -1,0 +1,272 @@
+"""The typed configuration of a run: one frozen dataclass per section, each field with default, range and one line.
+
+Sections are what gin files and ``--bind`` name (``train.batch_size = 64``). A section checks its own values when it is
+built, so a value out of range stops the run before any work. ``gin_files.py`` reads files into these classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+
+from generative_recommenders.errors import UserError
+
+MODES = ("train", "eval", "train-eval", "streaming-train-eval")
+# Binary tasks by name, and the bit of the candidate's action that is their label.
+TASK_BITS = {"listen_plus": 1, "like": 2, "skip": 4}
+SHARDINGS = ("row_wise", "table_wise", "column_wise")
+
+
+def option(
+    default: object,
+    doc: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] | None = None,
+    environment: str | None = None,
+) -> typing.Any:
+    """A field of a section; ``environment`` names the knob that beats the gin file (``--bind`` beats both)."""
+    about = {"doc": doc, "low": low, "high": high, "choices": choices, "environment": environment}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=about)
+    return dataclasses.field(default=default, metadata=about)
+
+
+class Section:
+    """Base of the sections: checks types, ranges and choices of its fields on construction."""
+
+    NAME: typing.ClassVar[str]
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            value = _convert(f"{self.NAME}.{field.name}", getattr(self, field.name), hints[field.name], field.metadata)
+            object.__setattr__(self, field.name, value)
+        self.check()
+
+    def check(self) -> None:
+        """Conditions between fields; sections override it."""
+
+
+def _convert(name: str, value: object, hint: object, about: Mapping) -> object:
+    """The value in the field's type, or ``UserError`` naming the field, the value and what it may be."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if value is None and type(None) in kinds:
+        return None
+    kind = next(k for k in kinds if k is not type(None))
+    kind = typing.get_origin(kind) or kind
+    if kind is float and type(value) is int:
+        value = float(value)
+    if kind is tuple and type(value) is list:
+        value = tuple(value)
+    if type(value) is not kind:
+        raise UserError(f"{name} = {value!r}: expected {_describe(kind)}")
+    low, high, choices = about["low"], about["high"], about["choices"]
+    if choices is not None and value not in choices:
+        raise UserError(f"{name} = {value!r}: expected one of {', '.join(choices)}")
+    if kind in (int, float):
+        if (low is not None and not value >= low) or (high is not None and not value <= high) or value != value:
+            raise UserError(f"{name} = {value!r}: expected a value in {bounds(about)}")
+    return value
+
+
+def _describe(kind: type) -> str:
+    names = {
+        int: "a whole number (digits only: 1000, not 1e3)",
+        float: "a number",
+        bool: "True or False",
+        str: "a string in quotes",
+        tuple: "a list in brackets",
+        dict: "a dictionary in braces",
+    }
+    return names[kind]
+
+
+def bounds(about: Mapping) -> str:
+    """Range or choices of a field, for messages and the options listing."""
+    if about["choices"] is not None:
+        return ", ".join(about["choices"])
+    low, high = about["low"], about["high"]
+    if low is None and high is None:
+        return ""
+    return f"{'-inf' if low is None else low} to {'inf' if high is None else high}"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig(Section):
+    """What the run does, for how long, and what it must reach."""
+
+    NAME: typing.ClassVar[str] = "train"
+
+    mode: str = option("train-eval", "what the run does", choices=MODES)
+    seed: int = option(1, "weights, and with the rank dropout and shuffling", low=0, high=2**31 - 1)
+    batch_size: int = option(64, "samples per rank and step", low=1, high=2**20)
+    eval_batch_size: int = option(0, "samples per rank in evaluation; 0: batch_size", low=0, high=2**20)
+    epochs: int = option(1, "passes over the training windows", low=1)
+    max_steps: int = option(0, "stop after so many steps; 0: no limit", low=0)
+    shuffle: bool = option(True, "shuffle the training samples inside each window, seeded")
+    eval_every_samples: int = option(0, "evaluate each time so many samples were trained; 0: off", low=0)
+    eval_every_epochs: int = option(1, "evaluate after every n-th pass; 0: only at the end", low=0)
+    eval_every_windows: int = option(0, "streaming: evaluate after every n-th window; 0: only at the end", low=0)
+    log_every: int = option(20, "steps between two lines of metrics", low=1)
+    target_auc: float = option(0.0, "fail unless the hold-out AUC reaches it; 0: no target", low=0.0, high=1.0)
+    stop_at_target: bool = option(False, "stop training as soon as target_auc is reached")
+    beat_baseline: bool = option(False, "fail unless the hold-out AUC beats the data set's baseline")
+    max_gap_to_best: float = option(
+        0.0, "fail unless the AUC comes so near to the best reachable one; 0: no check", low=0.0, high=1.0
+    )
+
+    def check(self) -> None:
+        if self.stop_at_target and not self.target_auc:
+            raise UserError("train.stop_at_target = True: needs train.target_auc above 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig(Section):
+    """Adam for the dense parameters, fused row-wise Adagrad for the embedding tables."""
+
+    NAME: typing.ClassVar[str] = "optimizer"
+
+    dense_lr: float = option(1e-3, "base learning rate of Adam", low=0.0, high=10.0)
+    sparse_lr: float = option(0.02, "base learning rate of row-wise Adagrad", low=0.0, high=10.0)
+    beta1: float = option(0.95, "Adam's first beta", low=0.0, high=1.0)
+    beta2: float = option(0.999, "Adam's second beta", low=0.0, high=1.0)
+    eps: float = option(1e-8, "of both optimizers", low=0.0, high=1.0)
+    clip_norm: float = option(1.0, "largest norm of the dense gradient; 0: no clipping", low=0.0)
+    weight_decay: float = option(0.0, "decoupled decay of the dense weights (AdamW) where above 0", low=0.0, high=1.0)
+    warmup_steps: int = option(0, "steps of linear warm-up, of both optimizers", low=0)
+    warmup_start: float = option(0.0, "share of the base learning rate at step 0 of the warm-up", low=0.0, high=1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardingConfig(Section):
+    """How TorchRec lays out the tables over the ranks."""
+
+    NAME: typing.ClassVar[str] = "sharding"
+
+    tables: dict = option({}, "table → row_wise, table_wise or column_wise; tables not named: the planner's choice")
+    wire_precision: str = option("float32", "of the embedding all-to-all", choices=("float32", "float16", "bfloat16"))
+    dedup_indices: bool = option(False, "look up each id of a batch once per rank")
+    hbm_cap_gb: float = option(
+        0.0, "memory per device that the planner may fill; 0: its own estimate", low=0.0, environment="HSTU_HBM_CAP_GB"
+    )
+
+    def check(self) -> None:
+        for table, sharding in self.tables.items():
+            if sharding not in SHARDINGS:
+                raise UserError(f"sharding.tables[{table!r}] = {sharding!r}: expected one of {', '.join(SHARDINGS)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig(Section):
+    """When checkpoints are written and how many stay."""
+
+    NAME: typing.ClassVar[str] = "checkpoint"
+
+    every_steps: int = option(0, "write each n steps; 0: off", low=0)
+    every_windows: int = option(0, "streaming: write after every n-th window; 0: off", low=0)
+    every_seconds: float = option(0.0, "write when so long has passed since the last one; 0: off", low=0.0)
+    at_end: bool = option(False, "write one when training ends")
+    keep: int = option(2, "newest checkpoints that stay", low=1)
+    load: str = option("", "folder of a checkpoint (or of a run) whose weights the run starts from")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the run writes any checkpoint."""
+        return bool(self.every_steps or self.every_windows or self.every_seconds or self.at_end)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig(Section):
+    """Which data set is read; its own options are bound under its name (``movielens_small.path = "..."``)."""
+
+    NAME: typing.ClassVar[str] = "data"
+
+    dataset: str = option("synthetic_yambda", "name of the data set")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig(Section):
+    """Sizes and switches of the DLRMv4 HSTU ranker; features and tables come from the data set."""
+
+    NAME: typing.ClassVar[str] = "model"
+
+    tasks: tuple = option(("listen_plus",), "what to predict, first the one that counts: listen_plus, like, skip")
+    hstu_embedding_dim: int = option(64, "model width D", low=2, high=8192)
+    embedding_dim: int | None = option(None, "width of the tables; None: D", low=1, high=8192)
+    hstu_num_layers: int = option(2, "STU layers", low=0, high=64)
+    hstu_num_heads: int = option(2, "attention heads H", low=1, high=128)
+    hstu_attn_qk_dim: int = option(32, "query and key width per head", low=1, high=1024)
+    hstu_attn_linear_dim: int = option(32, "value width per head", low=1, high=1024)
+    max_seq_len: int | None = option(
+        None, "longest sequence (context, history, candidate); None: what the data set needs", low=1, high=2**20
+    )
+    attn_norm: str = option("max_seq_len", "divisor of attention", choices=("max_seq_len", "batch_max"))
+    input_dropout_ratio: float = option(0.2, "dropout on the encoded sequence", low=0.0, high=0.99)
+    output_dropout_ratio: float = option(0.1, "dropout inside each STU layer", low=0.0, high=0.99)
+    preprocessor_hidden_dim: int = option(256, "hidden width of the content and action MLPs", low=1)
+    item_tower_hidden_dim: int = option(512, "hidden width of the candidate's tower", low=1)
+    head_hidden_dim: int = option(512, "hidden width of each task's head", low=1)
+    action_dim: int = option(8, "embedding width per action bit", low=1)
+    num_position_buckets: int = option(8192, "rows of the position table", low=1)
+    num_time_buckets: int = option(2048, "time table rows, less one", low=1)
+    postprocessor: str = option(
+        "timestamp", "of candidate rows after the stack", choices=("timestamp", "layer_norm", "l2_norm")
+    )
+    causal: bool = option(True, "a row sees earlier rows only")
+    target_aware: bool = option(True, "a candidate sees the history and itself only")
+    max_attn_len: int = option(0, "sliding window of attention in rows; 0: none", low=0)
+    contextual_seq_len: int = option(0, "rows at the start that attend both ways", low=0)
+    use_group_norm: bool = option(False, "output statistics per head")
+    recompute_normed_x: bool = option(True, "redo the input norm in the backward: less memory, more time")
+    recompute_uvqk: bool = option(True, "redo the projection in the backward")
+    recompute_y: bool = option(True, "redo the output norm in the backward")
+    sort_by_length: bool = option(True, "lay out the longest sequences first")
+    autocast: str = option(
+        "auto", "dtype of the transducer; auto: bfloat16 on a GPU", choices=("auto", "bfloat16", "float32")
+    )
+    backend: str | None = option(
+        None, "of all ops; None: HSTU_*_BACKEND or automatic", choices=("PYTORCH", "TRITON", "CUDNN")
+    )
+    last_layer_targets_only: bool = option(
+        False,
+        "compute the last layer for candidate rows only",
+        environment="TRITON_HSTU_LAST_LAYER_TARGETS_ONLY",
+    )
+    targets_only_eval: bool = option(True, "the same in evaluation", environment="TRITON_HSTU_TARGETS_ONLY_EVAL")
+
+    def check(self) -> None:
+        if not self.tasks:
+            raise UserError(f"model.tasks = (): expected one or more of {', '.join(TASK_BITS)}")
+        for task in self.tasks:
+            if task not in TASK_BITS:
+                raise UserError(f"model.tasks names {task!r}: expected one or more of {', '.join(TASK_BITS)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class MlperfConfig(Section):
+    """MLPerf Training events and schedule of the dlrmv4 benchmark, computed from the global batch size."""
+
+    NAME: typing.ClassVar[str] = "mlperf"
+
+    enabled: bool = option(False, "write mlperf.log, evaluate on the benchmark's schedule, stop at its target AUC")
+    target_auc: float = option(0.75, "hold-out AUC that ends the run with success", low=0.5, high=1.0)
+    first_eval_samples: int = option(0, "samples before the first evaluation; 0: computed", low=0)
+    eval_interval_samples: int = option(0, "samples between evaluations; 0: computed", low=0)
+
+
+SECTIONS: dict[str, type[Section]] = {
+    section.NAME: section
+    for section in (
+        TrainConfig,
+        DataConfig,
+        ModelConfig,
+        OptimizerConfig,
+        ShardingConfig,
+        CheckpointConfig,
+        MlperfConfig,
+    )
+}

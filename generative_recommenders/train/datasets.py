@@ -1,0 +1,44 @@
+"""The data sets a configuration can name, and the options each of them takes."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+
+_KNOWN = {
+    "synthetic_yambda": "generative_recommenders.data.synthetic",
+    "movielens_100k": "generative_recommenders.data.movielens",
+    "movielens_small": "generative_recommenders.data.movielens",
+    "yambda": "generative_recommenders.data.yambda",
+    "events": "generative_recommenders.data.events",
+}
+
+# Factories that hand their ``**options`` to another function of their module.
+_OPTIONS_OF = {"movielens_100k": "movielens_dataset", "movielens_small": "movielens_dataset"}
+
+
+def _find() -> dict[str, Callable]:
+    found = {}
+    for name, module in _KNOWN.items():
+        try:
+            found[name] = getattr(importlib.import_module(module), name)
+        except (ModuleNotFoundError, AttributeError):
+            pass
+    return found
+
+
+# Name → function from keyword options to a ``RankingDataset``.
+FACTORIES: dict[str, Callable] = _find()
+
+
+def parameters(name: str) -> dict[str, inspect.Parameter]:
+    """The options of a data set, by name."""
+    factory = FACTORIES[name]
+    own = dict(inspect.signature(factory).parameters)
+    if name in _OPTIONS_OF:
+        target = getattr(inspect.getmodule(factory), _OPTIONS_OF[name])
+        rest = inspect.signature(target).parameters
+        own = {k: p for k, p in own.items() if p.kind is not inspect.Parameter.VAR_KEYWORD}
+        own.update({k: p for k, p in rest.items() if p.kind is inspect.Parameter.KEYWORD_ONLY})
+    return own

@@ -1,0 +1,61 @@
+"""Scoring the hold-out: every sample exactly once, over all ranks, whatever the batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from generative_recommenders.data.batch import Batch
+from generative_recommenders.data.dataset import RankingDataset
+from generative_recommenders.train.distributed import World
+from generative_recommenders.train.metrics import BinaryMetrics, BinaryResult
+
+
+class TrainingDiverged(RuntimeError):
+    """Loss, gradients or predictions are no longer finite numbers."""
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    dataset: RankingDataset,
+    tasks: tuple[str, ...],
+    batch_size: int,
+    world: World,
+    after_batch: Callable[[int], None] = lambda samples: None,
+) -> dict[str, BinaryResult]:
+    """Task → figures over the whole hold-out, equal on every rank. A collective call.
+
+    Args:
+        after_batch: called with the number of samples this rank has scored so far; may raise to stop.
+
+    Raises:
+        TrainingDiverged: a prediction is not a finite number.
+    """
+    was_training = model.training
+    model.eval()
+    collectors = {task: BinaryMetrics() for task in tasks}
+    finite, scored = True, 0
+    try:
+        for batch in dataset.batches([dataset.holdout], batch_size, world.rank, world.size):
+            batch = to_device(batch, world.device)
+            output = model(batch.uih, batch.candidates)
+            finite = finite and bool(output.predictions.isfinite().all())
+            for index, collector in enumerate(collectors.values()):
+                collector.update(output.predictions[index], output.labels[index], batch.user_ids)
+            scored += batch.batch_size
+            after_batch(scored)
+    finally:
+        model.train(was_training)
+    if world.sum_on_host(int(not finite))[0]:
+        raise TrainingDiverged("predictions on the hold-out are not finite: lower the learning rates, or add warm-up")
+    return {task: collector.compute(world) for task, collector in collectors.items()}
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch on the device; through page-locked memory on a GPU, so that the copy does not block."""
+    if device.type == "cuda":
+        return batch.pin_memory().to(device, non_blocking=True)
+    return batch

@@ -1,0 +1,243 @@
+"""Reading the configuration: gin files and ``--bind`` into the typed sections, with nothing ignored.
+
+Precedence: ``--bind`` > environment > gin file > code. Unknown sections, options, macros and scopes stop the run with
+the nearest valid name. The result prints as gin text and reloads from that text to the same values.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import hashlib
+import importlib.util  # noqa: F401  (gin uses importlib.util without importing it)
+import inspect
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import gin
+
+from generative_recommenders import settings
+from generative_recommenders.errors import UserError
+from generative_recommenders.train import config as sections
+from generative_recommenders.train.datasets import FACTORIES, parameters
+
+# Options that may differ between a checkpoint and the run that resumes it: they decide how long and how loud, not what.
+FREE_ON_RESUME = frozenset(
+    "train.mode train.epochs train.max_steps train.log_every train.target_auc train.stop_at_target "
+    "train.beat_baseline train.max_gap_to_best train.eval_batch_size checkpoint.every_steps "
+    "checkpoint.every_windows checkpoint.every_seconds checkpoint.at_end checkpoint.keep checkpoint.load "
+    "sharding.tables sharding.hbm_cap_gb".split()
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Every section, the options of the chosen data set, and where each value that is not a default came from."""
+
+    train: sections.TrainConfig
+    data: sections.DataConfig
+    model: sections.ModelConfig
+    optimizer: sections.OptimizerConfig
+    sharding: sections.ShardingConfig
+    checkpoint: sections.CheckpointConfig
+    mlperf: sections.MlperfConfig
+    dataset_options: Mapping[str, object]
+    sources: Mapping[str, str]
+
+    def values(self) -> dict[str, object]:
+        """Full option name → resolved value, sections in a fixed order."""
+        found = {}
+        for section in sections.SECTIONS:
+            for field in dataclasses.fields(sections.SECTIONS[section]):
+                found[f"{section}.{field.name}"] = getattr(getattr(self, section), field.name)
+        found.update({f"{self.data.dataset}.{name}": value for name, value in self.dataset_options.items()})
+        return found
+
+    def to_gin(self) -> str:
+        """The resolved configuration as gin text; values that are not the code's defaults say where they came from."""
+        lines = ["# Resolved configuration: every option of the run. Reloads to the same values."]
+        for section, options in self._by_section().items():
+            lines.append("")
+            for option, value in options.items():
+                name = f"{section}.{option}"
+                note = f"  # {self.sources[name]}" if name in self.sources else ""
+                lines.append(f"{name} = {value!r}{note}")
+        return "\n".join(lines) + "\n"
+
+    def _by_section(self) -> dict[str, dict[str, object]]:
+        grouped: dict[str, dict[str, object]] = {}
+        for name, value in self.values().items():
+            section, option = name.split(".", 1)
+            grouped.setdefault(section, {})[option] = value
+        return grouped
+
+    def fingerprint(self) -> str:
+        """Hash of what decides the numbers of a run (``FREE_ON_RESUME`` left out)."""
+        fixed = {name: value for name, value in self.values().items() if name not in FREE_ON_RESUME}
+        return hashlib.sha256(json.dumps(fixed, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def load(files: Sequence[str], bindings: Sequence[str] = ()) -> RunConfig:
+    """Read gin files, the environment and command-line bindings (``"section.option=value"``), in rising precedence.
+
+    Raises:
+        UserError: unreadable file, syntax, unknown or misspelt name, wrong type, value out of range.
+    """
+    gin.clear_config()
+    try:
+        _register()
+        sources: dict[str, str] = {}
+        macros_used: set[str] = set()
+        for path in files:
+            if not os.path.isfile(path):
+                raise UserError(f"configuration file {path}: no such file; give the path of a gin file (see configs/)")
+            _parse(lambda path=path: gin.parse_config_file(path), path)
+            sources.update(dict.fromkeys(_bound_names(), "gin"))
+            macros_used |= _macros_used()
+        for name, knob in _environment_names().items():
+            if knob in settings.knobs() and settings.is_set(knob):
+                gin.bind_parameter(name, settings.get(knob))
+                sources[name] = f"environment {knob}"
+        for binding in bindings:
+            text = _quote_bare_word(binding)
+            before = set(_bound_names())
+            _parse(lambda text=text: gin.parse_config([text]), f"--bind {binding!r}")
+            named = text.split("=", 1)[0].strip()
+            sources.update(dict.fromkeys((set(_bound_names()) - before) | {named}, "--bind"))
+        _refuse_idle_bindings(macros_used | _macros_used())
+        return _build(sources)
+    finally:
+        gin.clear_config()
+
+
+_known_to_gin: set[str] = set()
+
+
+def _register() -> None:
+    """Tell gin of sections and data sets it does not know yet (its registry outlives ``clear_config``)."""
+    for name, configurable in {**sections.SECTIONS, **FACTORIES}.items():
+        if name not in _known_to_gin:
+            gin.external_configurable(configurable, name=name, module="hstu")
+            _known_to_gin.add(name)
+
+
+def _environment_names() -> dict[str, str]:
+    """Option name → knob, of the options that an environment variable can set."""
+    return {
+        f"{section}.{field.name}": field.metadata["environment"]
+        for section, cls in sections.SECTIONS.items()
+        for field in dataclasses.fields(cls)
+        if field.metadata["environment"]
+    }
+
+
+def _bound_names() -> list[str]:
+    """Names bound so far, as gin prints them (``train.seed``, ``scope/train.seed`` or a macro)."""
+    return re.findall(r"^(\S+) = ", gin.config_str(), re.MULTILINE)
+
+
+def option_names() -> list[str]:
+    """Every name a binding may have."""
+    names = [f"{s}.{f.name}" for s, cls in sections.SECTIONS.items() for f in dataclasses.fields(cls)]
+    for factory in FACTORIES:
+        names += [f"{factory}.{parameter}" for parameter in parameters(factory)]
+    return names
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """`` (did you mean X?)`` or nothing."""
+    valid = list(valid)
+    elsewhere = [v for v in valid if v.split(".")[-1] == name.split(".")[-1]]  # the right option of another section
+    close = elsewhere[:1] or difflib.get_close_matches(name, valid, n=1, cutoff=0.7)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _parse(read: Callable[[], object], where: str) -> None:
+    """Run a gin parse; its errors become one line with the place and the nearest valid name."""
+    try:
+        read()
+    except Exception as exc:  # gin raises what its tokenizer, Python's importer or the file system raised
+        text = str(exc)
+        place = re.search(r'In (?:file "([^"]+)", )?(?:bindings string )?(?:line|\(line) ?(\d+)', text)
+        at = f"{where}, line {place.group(2)}" if place and not where.startswith("--bind") else where
+        statement = text.strip().splitlines()[-1].strip()
+        raise UserError(f"{at}: {_explain(text, statement)}") from None
+
+
+def _explain(text: str, statement: str) -> str:
+    bound = statement.split("=")[0].strip() if "=" in statement else ""
+    unknown = re.search(r"No configurable matching '([^']+)'", text)
+    if unknown:
+        name = bound if "." in bound else unknown.group(1)
+        hint = nearest(name, option_names()) or nearest(unknown.group(1), [*sections.SECTIONS, *FACTORIES])
+        return f"unknown name {name}{hint}"
+    option = re.search(r"Configurable '([^']+)' doesn't have a parameter named '([^']+)'", text)
+    if option:
+        section = option.group(1).split(".")[-1]
+        name = f"{section}.{option.group(2)}"
+        options = ", ".join(n.split(".")[1] for n in option_names() if n.startswith(f"{section}."))
+        return f"unknown option {name}{nearest(name, option_names()) or f'; {section} has {options}'}"
+    first = text.strip().splitlines()[0]
+    return f"not valid gin ({first}); write section.option = value, strings in quotes"
+
+
+def _quote_bare_word(binding: str) -> str:
+    """``train.mode=eval`` is read as ``train.mode="eval"``; anything that is a Python value or a reference stays."""
+    name, equals, value = binding.partition("=")
+    value = value.strip()
+    if not equals or not name.strip() or not value:
+        raise UserError(f"--bind {binding!r}: expected section.option=value")
+    try:
+        ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        if re.fullmatch(r"[\w./~-]+", value):
+            return f"{name.strip()} = {value!r}"
+    return f"{name.strip()} = {value}"
+
+
+def _macros_used() -> set[str]:
+    return set(re.findall(r"%(\w+)", gin.config_str()))
+
+
+def _refuse_idle_bindings(macros_used: set[str]) -> None:
+    """A scoped binding or a macro that nothing refers to would be ignored in silence: most often a misspelt name."""
+    for name in _bound_names():
+        if "/" in name:
+            raise UserError(f"binding {name}: scopes are not used here; write {name.split('/')[-1]}")
+        if "." not in name and name not in macros_used:
+            hint = nearest(name, [*macros_used, *option_names()])
+            raise UserError(f"binding {name}: nothing refers to %{name}{hint}")
+
+
+def _bindings(name: str) -> dict[str, object]:
+    try:
+        return gin.get_bindings(name)
+    except (ValueError, TypeError) as exc:
+        macro = re.search(r"'macro' .* in scope '(\w+)'", str(exc))
+        what = f"%{macro.group(1)} is used but has no value" if macro else str(exc).splitlines()[0]
+        raise UserError(f"section {name}: {what}") from None
+
+
+def _build(sources: dict[str, str]) -> RunConfig:
+    built = {name: cls(**_bindings(name)) for name, cls in sections.SECTIONS.items()}
+    chosen = built["data"].dataset
+    if chosen not in FACTORIES:
+        known = ", ".join(FACTORIES)
+        raise UserError(f"data.dataset = {chosen!r}: not known{nearest(chosen, FACTORIES)}; data sets: {known}")
+    for other in FACTORIES:
+        for option in _bindings(other):
+            if option not in parameters(other):  # gin lets anything through to a factory with **options
+                raise UserError(f"unknown option {other}.{option}{nearest(f'{other}.{option}', option_names())}")
+            if other != chosen and sources.get(f"{other}.{option}") == "--bind":
+                raise UserError(f"--bind {other}.{option}: has no effect, data.dataset is {chosen!r}")
+    options = {name: p.default for name, p in parameters(chosen).items()}
+    options.update(_bindings(chosen))
+    missing = [name for name, value in options.items() if value is inspect.Parameter.empty]
+    if missing:
+        raise UserError(f"{chosen}.{missing[0]}: is not set; add --bind '{chosen}.{missing[0]}=\"...\"'")
+    names = {f"{s}.{f.name}" for s, cls in sections.SECTIONS.items() for f in dataclasses.fields(cls)}
+    names |= {f"{chosen}.{option}" for option in options}
+    return RunConfig(**built, dataset_options=options, sources={n: s for n, s in sources.items() if n in names})

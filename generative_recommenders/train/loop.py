@@ -1,0 +1,241 @@
+"""The training loop: windows in, steps, evaluations and checkpoints out.
+
+Read ``Trainer.fit`` first; everything below it is one line of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from generative_recommenders.data.batch import Batch
+from generative_recommenders.data.dataset import RankingDataset, Window
+from generative_recommenders.train import randomness
+from generative_recommenders.train.checkpoint import Checkpointer, Progress, Restored
+from generative_recommenders.train.distributed import World
+from generative_recommenders.train.evaluation import TrainingDiverged, evaluate, to_device
+from generative_recommenders.train.gin_files import RunConfig
+from generative_recommenders.train.metrics import BinaryResult
+from generative_recommenders.train.optimizers import Optimizers
+from generative_recommenders.train.reporting import Reporter
+from generative_recommenders.train.signals import StopSignals
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A stretch of training between two natural stops: a pass over the windows, or one window when streaming."""
+
+    windows: tuple[Window, ...]
+    shuffle_seed: int | None
+    evaluate_after: bool
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of all its windows."""
+        return sum(window.num_samples for window in self.windows)
+
+
+def plan_phases(config: RunConfig, windows: list[Window]) -> list[Phase]:
+    """The run as phases: one per epoch, or one per epoch and window when streaming."""
+    train = config.train
+    streaming = train.mode == "streaming-train-eval"
+    every = train.eval_every_windows if streaming else train.eval_every_epochs
+    phases = []
+    for epoch in range(train.epochs):
+        seed = randomness.stream_seed(train.seed, "shuffle", epoch) if train.shuffle else None
+        for part in [(window,) for window in windows] if streaming else [tuple(windows)]:
+            phases.append(Phase(part, seed, evaluate_after=bool(every) and (len(phases) + 1) % every == 0))
+    return phases
+
+
+class RunningLoss:
+    """Sums since the last line of metrics: loss over samples, tokens and the first step that was not finite."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss · samples, samples, tokens
+        self.first_bad_step = torch.full((), -1, dtype=torch.int64, device=device)
+
+    def add(self, step: int, loss: torch.Tensor, norm: torch.Tensor, samples: int, tokens: int) -> None:
+        """Count one step of this rank, without waiting for the device."""
+        loss = loss.detach().double()
+        self.sums += torch.stack([loss * samples, loss.new_tensor(samples), loss.new_tensor(tokens)])
+        bad = ~(loss.isfinite() & norm.isfinite()) & (self.first_bad_step < 0)
+        self.first_bad_step = torch.where(bad, step, self.first_bad_step)
+
+    def check(self, world: World) -> None:
+        """Raise ``TrainingDiverged`` on every rank if any rank saw a loss or gradient that is not finite."""
+        bad = [step for step in world.gather(int(self.first_bad_step)) if step >= 0]
+        if bad:
+            raise TrainingDiverged(
+                f"loss or gradient is not finite since step {min(bad)}: lower optimizer.dense_lr or "
+                "optimizer.sparse_lr, add optimizer.warmup_steps, or set optimizer.clip_norm"
+            )
+
+    def drain(self, world: World) -> tuple[float, float]:
+        """Mean loss over the samples of all ranks and tokens of all ranks; starts anew."""
+        loss, samples, tokens = world.sum_(self.sums.clone()).tolist()
+        self.sums.zero_()
+        return loss / max(samples, 1), tokens
+
+
+class Trainer:
+    """One run on one rank: owns the loop's state and calls the components in order."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        dataset: RankingDataset,
+        model: nn.Module,
+        optimizers: Optimizers,
+        checkpointer: Checkpointer,
+        reporter: Reporter,
+        signals: StopSignals,
+        world: World,
+    ) -> None:
+        self.config, self.dataset, self.model, self.optimizers = config, dataset, model, optimizers
+        self.checkpointer, self.reporter, self.signals, self.world = checkpointer, reporter, signals, world
+        self.phases = plan_phases(config, dataset.windows)
+        self.progress = Progress()
+        self.running = RunningLoss(world.device)
+        self.evaluation: dict[str, BinaryResult] = {}
+        self.target_reached = False
+        self.learning_rate = 0.0
+        self._last_checkpoint = time.monotonic()
+        randomness.seed_dropout(config.train.seed, world.rank)
+
+    def resume(self, restored: Restored) -> None:
+        """Go on where a checkpoint left off."""
+        self.progress = restored.progress
+        self.reporter.start(self.progress)
+        if restored.local:
+            self.running.sums.copy_(restored.local["running_sums"])
+
+    def fit(self) -> None:
+        """Train through all phases, evaluating and saving on the way; ends early at the step limit or the target."""
+        self.model.train()
+        for phase in self.phases[self.progress.phase :]:
+            for batch in self.batches(phase):
+                with self.signals.deferred():
+                    self.step(batch)
+                    self.log_if_due()
+                    self.evaluate_if_due()
+                    self.save_if_due()
+                if self.done():
+                    return self.finish()
+            self.end_phase(phase)
+            if self.done():
+                break
+        self.finish()
+
+    def batches(self, phase: Phase) -> Iterator[Batch]:
+        """This rank's batches of what is left of the phase."""
+        return self.dataset.batches(
+            phase.windows,
+            self.config.train.batch_size,
+            self.world.rank,
+            self.world.size,
+            shuffle_seed=phase.shuffle_seed,
+            start_sample=self.progress.samples_in_phase,
+        )
+
+    def step(self, batch: Batch) -> None:
+        """One optimizer step over the global batch: every sample weighs the same, on whichever rank it is."""
+        (samples,) = self.signals.check(self.world, batch.batch_size)
+        self.learning_rate = self.optimizers.start_step(self.progress.step)
+        batch = to_device(batch, self.world.device)
+        output = self.model(batch.uih, batch.candidates)
+        # Ranks' gradients are averaged, so a rank's mean loss counts by its share of the global batch.
+        (output.loss * (batch.batch_size * self.world.size / samples)).backward()
+        norm = self.optimizers.finish_step()
+        self.running.add(self.progress.step, output.loss, norm, batch.batch_size, output.num_tokens)
+        self.progress.step += 1
+        self.progress.samples += samples
+        self.progress.samples_in_phase += samples
+
+    def log_if_due(self) -> None:
+        """Every ``log_every`` steps, a line of metrics; the moment at which a loss gone bad is noticed."""
+        if self.progress.step % self.config.train.log_every == 0:
+            self.log()
+
+    def log(self) -> None:
+        """A line of metrics over the steps since the last one."""
+        self.running.check(self.world)
+        loss, tokens = self.running.drain(self.world)
+        self.reporter.training(self.progress, loss, tokens, self.learning_rate)
+
+    def evaluate_if_due(self) -> None:
+        """Every ``eval_every_samples`` samples."""
+        every = self.config.train.eval_every_samples
+        seen = max(self.progress.samples_at_last_eval, 0)
+        if every and self.config.train.mode != "train" and self.progress.samples // every > seen // every:
+            self.evaluate()
+
+    def evaluate(self) -> None:
+        """Score the hold-out, once per place in the training."""
+        if self.progress.samples_at_last_eval == self.progress.samples and self.evaluation:
+            return
+        self.running.check(self.world)
+        train = self.config.train
+        batch_size = train.eval_batch_size or train.batch_size
+
+        def after_batch(scored: int) -> None:
+            self.signals.check(self.world)
+            self.reporter.scored(scored, self.dataset.holdout.num_samples)
+
+        with self.reporter.watch.paused(), self.signals.deferred():
+            results = evaluate(self.model, self.dataset, self.config.model.tasks, batch_size, self.world, after_batch)
+        main = results[self.config.model.tasks[0]]
+        if not main.one_class:
+            self.progress.best_auc = max(main.auc, self.progress.best_auc or 0.0)
+        if train.target_auc and main.reaches(train.target_auc):
+            self.target_reached = True
+        self.evaluation = results
+        self.progress.samples_at_last_eval = self.progress.samples
+        self.reporter.evaluation(self.progress, results)
+
+    def end_phase(self, phase: Phase) -> None:
+        """Evaluate and save where a window or a pass ends, and move on."""
+        if phase.evaluate_after and self.config.train.mode != "train":
+            self.evaluate()
+        self.progress.phase += 1
+        self.progress.samples_in_phase = 0
+        every = self.config.checkpoint.every_windows
+        if every and self.progress.phase % every == 0:
+            self.save()
+
+    def finish(self) -> None:
+        """The last line of metrics, and a last look at the numbers."""
+        if self.running.sums.any():
+            self.log()
+        self.running.check(self.world)
+
+    def save_if_due(self) -> None:
+        """By steps or by time; rank 0's clock decides for all."""
+        options = self.config.checkpoint
+        due = bool(options.every_steps) and self.progress.step % options.every_steps == 0
+        if options.every_seconds and not due:
+            late = self.world.is_main and time.monotonic() - self._last_checkpoint >= options.every_seconds
+            due = bool(self.world.sum_on_host(int(late))[0])
+        if due:
+            self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint, unless the state is already bad."""
+        self.running.check(self.world)
+        self.progress.seconds = self.reporter.watch.seconds
+        with self.reporter.watch.paused():
+            path = self.checkpointer.save(
+                self.model, self.optimizers, self.progress, {"running_sums": self.running.sums.cpu()}
+            )
+        self._last_checkpoint = time.monotonic()
+        self.reporter.saved(path)
+
+    def done(self) -> bool:
+        """Whether the step limit or, if that ends the run, the target is reached."""
+        train = self.config.train
+        at_limit = bool(train.max_steps) and self.progress.step >= train.max_steps
+        return at_limit or (train.stop_at_target and self.target_reached)

@@ -1,0 +1,137 @@
+"""Metrics of binary predictions: AUC, GAUC, NE, accuracy, calibration; exact over all samples and all ranks.
+
+A ``BinaryMetrics`` object collects one evaluation on one rank; ``compute`` joins the ranks and forgets the samples, so
+that no evaluation sees another's. Where all labels are equal AUC and GAUC are 0.5 and NE 1.0 by definition, the result
+is marked ``one_class`` and never counts as reaching a target.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+
+from generative_recommenders.train.distributed import World
+
+ONE_CLASS_AUC = 0.5
+ONE_CLASS_NE = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class BinaryResult:
+    """One task's figures over one evaluation."""
+
+    auc: float
+    gauc: float
+    ne: float
+    accuracy: float
+    calibration: float
+    samples: int
+    positive_rate: float
+    one_class: bool
+
+    def reaches(self, target: float) -> bool:
+        """Whether AUC is at least ``target``; an evaluation of one class never is."""
+        return not self.one_class and self.auc >= target
+
+
+def auc(scores: torch.Tensor, labels: torch.Tensor) -> float:
+    """Area under the ROC curve: the chance that a positive scores above a negative, a tie counting one half.
+
+    Args:
+        scores: [N] float, any monotone scale.
+        labels: [N], 1 for positive, 0 for negative.
+
+    Returns:
+        The Mann-Whitney statistic over n1 · n0, or ``ONE_CLASS_AUC`` when there is one class only.
+    """
+    labels = labels.to(torch.float64)
+    positives = labels.sum().item()
+    negatives = labels.numel() - positives
+    if positives == 0 or negatives == 0:
+        return ONE_CLASS_AUC
+    ranks = _average_ranks(scores)
+    return ((ranks * labels).sum().item() - positives * (positives + 1) / 2) / (positives * negatives)
+
+
+def _average_ranks(scores: torch.Tensor) -> torch.Tensor:
+    """Ranks from 1; equal scores share the mean of theirs. [N] float64."""
+    _, group, counts = torch.unique(scores, sorted=True, return_inverse=True, return_counts=True)
+    last = counts.cumsum(0).to(torch.float64)
+    return (last - (counts.to(torch.float64) - 1) / 2)[group]
+
+
+def grouped_auc(scores: torch.Tensor, labels: torch.Tensor, groups: torch.Tensor) -> float:
+    """Mean of the groups' AUCs weighted by their samples, over groups with both classes (``ONE_CLASS_AUC`` if none).
+
+    Args:
+        scores, labels, groups: [N]; ``groups`` are int64 user ids.
+    """
+    _, group, counts = torch.unique(groups, return_inverse=True, return_counts=True)
+    order = torch.argsort(scores, stable=True)
+    order = order[torch.argsort(group[order], stable=True)]
+    group, scores, labels = group[order], scores[order], labels[order].to(torch.float64)
+    first = counts.cumsum(0) - counts
+    # One rank over (group, score): pairs are unique values of a structured key, ranked inside their group.
+    change = torch.ones(group.numel(), dtype=torch.bool)
+    change[1:] = (group[1:] != group[:-1]) | (scores[1:] != scores[:-1])
+    tie = change.cumsum(0) - 1
+    tie_counts = torch.bincount(tie, minlength=int(change.sum()))
+    tie_last = tie_counts.cumsum(0).to(torch.float64)
+    ranks = (tie_last - (tie_counts.to(torch.float64) - 1) / 2)[tie] - first[group]
+    positives = torch.zeros(counts.numel(), dtype=torch.float64).index_add_(0, group, labels)
+    rank_sums = torch.zeros_like(positives).index_add_(0, group, ranks * labels)
+    pairs = positives * (counts - positives)
+    both = pairs > 0
+    if not both.any():
+        return ONE_CLASS_AUC
+    each = (rank_sums - positives * (positives + 1) / 2)[both] / pairs[both]
+    weight = counts[both].to(torch.float64)
+    return ((each * weight).sum() / weight.sum()).item()
+
+
+def normalised_entropy(predictions: torch.Tensor, labels: torch.Tensor) -> float:
+    """Mean log loss over the entropy of the label's base rate (He et al. 2014); ``ONE_CLASS_NE`` for one class."""
+    p = predictions.to(torch.float64).clamp(1e-12, 1 - 1e-12)
+    y = labels.to(torch.float64)
+    rate = y.mean().item()
+    if rate in (0.0, 1.0):
+        return ONE_CLASS_NE
+    loss = -(y * p.log() + (1 - y) * (1 - p).log()).mean().item()
+    return loss / -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
+
+
+class BinaryMetrics:
+    """Collects one task's predictions of one evaluation on this rank."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+
+    def update(self, predictions: torch.Tensor, labels: torch.Tensor, users: torch.Tensor) -> None:
+        """Add [n] probabilities, 0/1 labels and int64 user ids, on any device; lengths must agree (``ValueError``)."""
+        if not (predictions.shape == labels.shape == users.shape and predictions.dim() == 1):
+            shapes = f"{tuple(predictions.shape)}, {tuple(labels.shape)}, {tuple(users.shape)}"
+            raise ValueError(f"predictions, labels and users must be one-dimensional of one length, got {shapes}")
+        self._parts.append((predictions.detach().float().cpu(), labels.detach().float().cpu(), users.cpu()))
+
+    def compute(self, world: World) -> BinaryResult:
+        """Figures over the samples of all ranks, equal on every rank; empties the collector. A collective call."""
+        empty = (torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.int64))
+        columns = list(zip(*(self._parts or [empty]), strict=True))
+        self._parts = []
+        predictions, labels, users = (world.concatenate(torch.cat(column)) for column in columns)
+        if predictions.numel() == 0:
+            return BinaryResult(ONE_CLASS_AUC, ONE_CLASS_AUC, ONE_CLASS_NE, 0.0, 1.0, 0, 0.0, one_class=True)
+        rate = labels.mean(dtype=torch.float64).item()
+        mean = predictions.mean(dtype=torch.float64).item()
+        return BinaryResult(
+            auc=auc(predictions, labels),
+            gauc=grouped_auc(predictions, labels, users),
+            ne=normalised_entropy(predictions, labels),
+            accuracy=((predictions >= 0.5) == (labels >= 0.5)).double().mean().item(),
+            calibration=mean / rate if rate > 0 else 1.0,
+            samples=predictions.numel(),
+            positive_rate=rate,
+            one_class=rate in (0.0, 1.0),
+        )

@@ -1,0 +1,109 @@
+"""One place that every figure of a run goes through: terminal, metrics.jsonl, TensorBoard. Silent but on rank 0."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import time
+from collections.abc import Iterator
+
+from generative_recommenders.train.checkpoint import Progress
+from generative_recommenders.train.console import Terminal, clock
+from generative_recommenders.train.distributed import World
+from generative_recommenders.train.metrics import BinaryResult
+from generative_recommenders.train.run_folder import RunFolder
+
+
+class Stopwatch:
+    """Training time: runs on, except inside ``paused``."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._before, self._since = seconds, time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Time so far, pauses left out."""
+        return self._before + time.monotonic() - self._since
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time inside does not count."""
+        reached = self.seconds
+        try:
+            yield
+        finally:
+            self._before, self._since = reached, time.monotonic()
+
+
+class Reporter:
+    """Takes the loop's figures; ``terminal`` and ``folder`` are ``None`` on ranks that do not write."""
+
+    def __init__(self, world: World, folder: RunFolder | None, terminal: Terminal | None, total_samples: int) -> None:
+        self._world, self._folder, self._terminal, self._total = world, folder, terminal, total_samples
+        self.watch = Stopwatch()
+        self._last = (0.0, 0)  # training seconds and samples at the last line of metrics
+        self._figures: dict[str, float] = {}
+
+    def start(self, progress: Progress) -> None:
+        """Training begins, or goes on."""
+        self.watch = Stopwatch(progress.seconds)
+        self._last = (progress.seconds, progress.samples)
+
+    def training(self, progress: Progress, loss: float, tokens: float, learning_rate: float) -> None:
+        """A line of training metrics over the steps since the last one."""
+        seconds, samples = self.watch.seconds, progress.samples
+        took, done = max(seconds - self._last[0], 1e-9), samples - self._last[1]
+        self._last = (seconds, samples)
+        self._figures = {
+            "loss": loss,
+            "learning_rate": learning_rate,
+            "samples_per_second": done / took,
+            "tokens_per_second": tokens / took,
+            "seconds": seconds,
+        }
+        if self._folder is not None:
+            self._folder.add("train", progress.step, samples, self._figures)
+        if self._terminal is not None:
+            self._terminal.progress(samples, self._line(progress))
+
+    def _line(self, progress: Progress) -> str:
+        f = self._figures
+        left = (self._total - progress.samples) / max(f["samples_per_second"], 1e-9)
+        return (
+            f"step {progress.step:,}  loss {f['loss']:.4f}  {f['samples_per_second']:,.0f} samples/s  "
+            f"{f['tokens_per_second']:,.0f} tokens/s  {clock(left)} left"
+        )
+
+    def scored(self, samples: int, total: int) -> None:
+        """This rank has scored so many of an evaluation's ``total`` samples."""
+        if self._terminal is not None:
+            self._terminal.evaluating(min(1.0, samples * self._world.size / max(total, 1)))
+
+    def evaluation(self, progress: Progress, results: dict[str, BinaryResult]) -> None:
+        """Figures of an evaluation, a warning where the hold-out has one class only."""
+        if self._terminal is None or self._folder is None:
+            return
+        figures: dict[str, object] = {}
+        for task, result in results.items():
+            figures.update({f"{task}/{name}": value for name, value in dataclasses.asdict(result).items()})
+            self._terminal.print(
+                f"evaluation at {progress.samples:,} samples: {task} AUC {result.auc:.4f}  GAUC {result.gauc:.4f}  "
+                f"NE {result.ne:.4f}  accuracy {result.accuracy:.4f}  calibration {result.calibration:.3f}  "
+                f"({result.samples:,} samples)"
+            )
+            if result.one_class:
+                self._terminal.print(
+                    f"warning: {task} has one class only among {result.samples:,} hold-out samples: AUC is "
+                    f"{result.auc} by definition and reaches no target"
+                )
+        self._folder.add("eval", progress.step, progress.samples, figures)
+
+    def saved(self, path: pathlib.Path) -> None:
+        """A checkpoint was written."""
+        self.say(f"checkpoint {path}")
+
+    def say(self, text: str) -> None:
+        """A line on the terminal."""
+        if self._terminal is not None:
+            self._terminal.print(text)

@@ -1,0 +1,310 @@
+"""One run from the command line to its result: sets the components up, lets the loop go, judges and writes the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import logging
+import os
+import pathlib
+import sys
+import time
+import traceback
+import warnings
+
+from generative_recommenders import settings
+from generative_recommenders.data.dataset import RankingDataset
+from generative_recommenders.errors import UserError
+from generative_recommenders.ops.dispatch import BackendUnavailable
+from generative_recommenders.train import build, checkpoint, gin_files, report
+from generative_recommenders.train.checkpoint import Checkpointer
+from generative_recommenders.train.console import Terminal
+from generative_recommenders.train.distributed import World, choose_device, join, launched_rank, leave
+from generative_recommenders.train.evaluation import TrainingDiverged
+from generative_recommenders.train.gin_files import RunConfig
+from generative_recommenders.train.loop import Trainer, plan_phases
+from generative_recommenders.train.reporting import Reporter
+from generative_recommenders.train.run_folder import Result, RunFolder, claim, write_atomically
+from generative_recommenders.train.signals import Stopped, StopSignals
+
+OK, FAILED, USER_ERROR = 0, 1, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """The command line."""
+
+    config: tuple[str, ...]
+    bind: tuple[str, ...] = ()
+    run_name: str | None = None
+    runs_dir: str = "runs"
+    device: str = "auto"
+    resume: bool = False
+
+
+def run(arguments: Arguments) -> int:
+    """Do a run on this rank and return the exit status: 0 done as asked, 1 not, 2 wrong input.
+
+    ``result.json`` is written whatever happens. A failure is one line on stderr; the traceback of an unforeseen one is
+    kept in the run folder (and shown with ``HSTU_TRACEBACK=1``).
+    """
+    hush_libraries()
+    attempt = _Attempt(arguments)
+    with StopSignals() as signals:
+        try:
+            attempt.go(signals)
+            status = OK if attempt.result.status == "ok" else FAILED
+            orderly = True
+        except (Exception, KeyboardInterrupt) as exc:
+            status = USER_ERROR if isinstance(exc, (UserError, BackendUnavailable)) else FAILED
+            orderly = False
+            attempt.fail(exc)
+    attempt.close()
+    _leave(attempt.world, orderly, status)
+    return status
+
+
+class _Attempt:
+    """What a run has got hold of so far, so that whatever stops it can be written down."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        self.arguments = arguments
+        self.started = time.monotonic()
+        self.result = Result(config={"files": list(arguments.config), "bind": list(arguments.bind)})
+        self.config: RunConfig | None = None
+        self.world: World | None = None
+        self.folder: RunFolder | None = None
+        self.terminal: Terminal | None = None
+        self.figures: list[tuple[str, str]] = []
+
+    @property
+    def is_main(self) -> bool:
+        return launched_rank() == 0
+
+    def go(self, signals: StopSignals) -> None:
+        """Everything up to the verdict. What holds a communicator lives and dies in here."""
+        self.config = gin_files.load(self.arguments.config, self.arguments.bind)
+        self.result.config = self.config.values()
+        if self.config.train.mode == "eval" and not (self.config.checkpoint.load or self.arguments.resume):
+            raise UserError("train.mode = 'eval': needs weights; give --bind 'checkpoint.load=\"...\"' or --resume")
+        device = choose_device(self.arguments.device)
+        self.world = join(device)
+        self.folder = open_folder(self.arguments, self.world)
+        if self.is_main:
+            self.folder.write_result(self.result)
+        dataset = build.open_dataset(self.config, self.world)
+        self.result.best_auc, self.result.baseline_auc = dataset.best_auc, dataset.baseline_auc
+        trainer = self._trainer(dataset, signals)
+        try:
+            if self.config.train.mode != "eval":
+                trainer.fit()
+            if self.config.train.mode != "train":
+                trainer.evaluate()
+            if self.config.checkpoint.at_end and self.config.train.mode != "eval":
+                trainer.save()
+        except Stopped:
+            if self.config.checkpoint.enabled:
+                trainer.save()
+            raise
+        finally:
+            self._take_figures(trainer)
+        self.result.reason = shortfall(self.config, dataset, trainer)
+        self.result.status = "ok" if self.result.reason is None else "failed"
+
+    def _trainer(self, dataset: RankingDataset, signals: StopSignals) -> Trainer:
+        config, world, folder = self.config, self.world, self.folder
+        model, optimizers = build.build_model(config, dataset, world)
+        total = _total_samples(config, dataset, world)
+        if self.is_main:
+            self.terminal = Terminal(total)
+        reporter = Reporter(world, folder if self.is_main else None, self.terminal, total)
+        checkpointer = Checkpointer(folder.checkpoints, config.checkpoint.keep, config, world)
+        trainer = Trainer(config, dataset, model, optimizers, checkpointer, reporter, signals, world)
+        resumed_at = None
+        found = checkpoint.newest(folder.checkpoints) if self.arguments.resume else None
+        if found is not None:
+            trainer.resume(checkpointer.restore(found, model, optimizers))
+        elif config.checkpoint.load:
+            checkpoint.load_weights(checkpoint.resolve(config.checkpoint.load), model, world)
+        if self.arguments.resume:
+            resumed_at = trainer.progress.step
+        if self.is_main:
+            folder.start(config.to_gin(), resumed_at)
+            self._introduce(dataset, trainer, found)
+        return trainer
+
+    def _introduce(self, dataset: RankingDataset, trainer: Trainer, resumed: pathlib.Path | None) -> None:
+        world, terminal = self.world, self.terminal
+        terminal.configuration(self.config.values(), self.config.sources)
+        for note in dataset.notes:
+            terminal.print(note)
+        train = sum(window.num_samples for window in dataset.windows)
+        parameters = sum(p.numel() for p in trainer.optimizers.dense_parameters.values())
+        rows = sum(dataset.schema.table_rows.values())
+        terminal.print(
+            f"{dataset.name}: {train:,} training samples in {len(dataset.windows)} windows, "
+            f"{dataset.holdout.num_samples:,} in the hold-out"
+        )
+        terminal.print(f"model: {parameters:,} dense parameters, {rows:,} rows of embedding tables")
+        terminal.print(f"{world.size} x {world.device.type}, run folder {self.folder.path}")
+        if self.arguments.resume:
+            where = f"from {resumed}" if resumed else "from the beginning: the run has no complete checkpoint"
+            terminal.print(f"resuming {where} (step {trainer.progress.step:,})")
+
+    def _take_figures(self, trainer: Trainer) -> None:
+        """Copy the outcome out of the trainer, which is gone by the time it is written."""
+        result = self.result
+        result.samples = trainer.progress.samples
+        result.auc = {task: figures.auc for task, figures in trainer.evaluation.items()}
+        result.auc_best_seen = trainer.progress.best_auc
+        result.seconds = round(time.monotonic() - self.started, 3)
+        self.figures = closing_figures(result, trainer)
+
+    def fail(self, exc: BaseException) -> None:
+        """Note and print why the run ended."""
+        reason = one_line(exc)
+        self.result.status, self.result.reason = "failed", reason
+        expected = isinstance(exc, (UserError, BackendUnavailable, Stopped, TrainingDiverged))
+        if not self.is_main and expected:
+            return
+        if settings.get("HSTU_TRACEBACK"):
+            traceback.print_exc()
+        elif not expected and self.folder is not None and self.folder.path.is_dir():
+            kept = self.folder.path / f"traceback_rank{launched_rank()}.txt"
+            kept.write_text("".join(traceback.format_exception(exc)))
+            reason += f" (traceback in {kept})"
+        if self.terminal is not None:
+            self.terminal.close()
+        print(f"error: {reason}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Write ``result.json`` and, once training has begun, the table and the report."""
+        if not self.is_main:
+            return
+        self.result.seconds = round(time.monotonic() - self.started, 3)
+        if self.folder is None:
+            self._leave_a_note()
+            return
+        if self.terminal is not None:
+            self.terminal.close()
+            name = self.folder.path.name
+            self.terminal.table(f"{name}: {self.result.status}", self.figures)
+            text = report.page(name, self.result, self.figures, self.folder.metrics(), self.config.to_gin())
+            write_atomically(self.folder.path / "report.html", text)
+            self.terminal.print(f"report: {self.folder.path / 'report.html'}")
+            if self.result.reason is not None:
+                self.terminal.print(f"failed: {self.result.reason}")
+        self.folder.finish(self.result)
+
+    def _leave_a_note(self) -> None:
+        """A run that was named but failed before it had a folder still leaves its result, unless one is there."""
+        if self.arguments.run_name is None:
+            return
+        try:
+            claim(self.arguments.runs_dir, self.arguments.run_name, resume=False).write_result(self.result)
+        except (UserError, OSError):
+            pass
+
+
+def hush_libraries() -> None:
+    """Keep advice that torch and TorchRec address to their own developers off the terminal."""
+    for name in ("torchrec", "torch.fx", "torch.distributed"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for module in ("torch", "torchrec", "fbgemm_gpu"):
+        warnings.filterwarnings("ignore", module=rf"{module}\b.*")
+
+
+def open_folder(arguments: Arguments, world: World) -> RunFolder:
+    """The run's folder on every rank; rank 0 picks the name and checks that it is free."""
+    name, problem = arguments.run_name, None
+    if world.is_main:
+        if arguments.resume and name is None:
+            problem = "--resume: needs --run-name, the name of the run to go on with"
+        name = name or f"{pathlib.Path(arguments.config[-1]).stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+        try:
+            claim(arguments.runs_dir, name, arguments.resume)
+        except UserError as exc:
+            problem = problem or str(exc)
+    name, problem = world.gather((name, problem))[0]
+    if problem is not None:
+        raise UserError(problem)
+    return RunFolder(pathlib.Path(arguments.runs_dir) / name)
+
+
+def shortfall(config: RunConfig, dataset: RankingDataset, trainer: Trainer) -> str | None:
+    """Why the run did not do what it was asked, or ``None``."""
+    train = config.train
+    if train.mode == "train":
+        return None
+    task = config.model.tasks[0]
+    result = trainer.evaluation[task]
+    if result.one_class and (train.target_auc or train.beat_baseline or train.max_gap_to_best):
+        return f"the hold-out has one class of {task} only: no AUC to compare"
+    if train.target_auc and not (trainer.target_reached if train.stop_at_target else result.reaches(train.target_auc)):
+        return f"AUC {result.auc:.4f} is below train.target_auc = {train.target_auc}"
+    if train.beat_baseline:
+        if dataset.baseline_auc is None:
+            return f"train.beat_baseline is set, but data set {dataset.name} has no baseline"
+        if result.auc <= dataset.baseline_auc:
+            return f"AUC {result.auc:.4f} does not beat the baseline's {dataset.baseline_auc:.4f}"
+    if train.max_gap_to_best:
+        if dataset.best_auc is None:
+            return f"train.max_gap_to_best is set, but data set {dataset.name} does not know the best reachable AUC"
+        if result.auc < dataset.best_auc - train.max_gap_to_best:
+            return (
+                f"AUC {result.auc:.4f} is more than {train.max_gap_to_best} below the best reachable "
+                f"{dataset.best_auc:.4f}"
+            )
+    return None
+
+
+def closing_figures(result: Result, trainer: Trainer) -> list[tuple[str, str]]:
+    """Name and value of every figure of the closing table and the report."""
+    show = lambda value: "not known" if value is None else f"{value:.4f}"
+    rows = []
+    for task, figures in trainer.evaluation.items():
+        rows += [
+            (f"hold-out AUC, {task}", show(figures.auc)),
+            (f"hold-out GAUC, {task}", show(figures.gauc)),
+            (f"hold-out NE, {task}", show(figures.ne)),
+            (f"hold-out accuracy, {task}", show(figures.accuracy)),
+            (f"hold-out calibration, {task}", show(figures.calibration)),
+            (f"hold-out samples, {task}", f"{figures.samples:,}"),
+        ]
+    rows += [
+        ("baseline AUC", show(result.baseline_auc)),
+        ("best reachable AUC", show(result.best_auc)),
+        ("best AUC seen in this run", show(result.auc_best_seen)),
+        ("samples trained", f"{result.samples:,}"),
+        ("steps", f"{trainer.progress.step:,}"),
+        ("seconds, training alone", f"{trainer.reporter.watch.seconds:,.1f}"),
+        ("seconds, everything", f"{result.seconds:,.1f}"),
+    ]
+    return rows
+
+
+def one_line(exc: BaseException) -> str:
+    """The message of an exception in one line; its type where it is not one of ours."""
+    text = " ".join(str(exc).split()) or type(exc).__name__
+    ours = isinstance(exc, (UserError, BackendUnavailable, Stopped, TrainingDiverged))
+    return text if ours else f"{type(exc).__name__}: {text}"
+
+
+def _total_samples(config: RunConfig, dataset: RankingDataset, world: World) -> int:
+    train = config.train
+    if train.mode == "eval":
+        return 0
+    total = sum(phase.num_samples for phase in plan_phases(config, dataset.windows))
+    return min(total, train.max_steps * train.batch_size * world.size) if train.max_steps else total
+
+
+def _leave(world: World | None, orderly: bool, status: int) -> None:
+    """Leave the process group; after a failure, not by way of the others, who may be waiting in an exchange."""
+    if world is None:
+        return
+    if orderly or world.size == 1:
+        leave(world)
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

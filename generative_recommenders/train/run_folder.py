@@ -1,0 +1,127 @@
+"""What a run leaves behind: ``runs/<name>/`` with configuration, metrics, TensorBoard events, result and report.
+
+Only rank 0 writes. ``result.json`` exists from the start (as failed, "did not finish") and is replaced whole at the
+end, so that a run that was killed never looks like one that succeeded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import shutil
+
+from torch.utils.tensorboard import SummaryWriter
+
+from generative_recommenders.errors import UserError
+
+
+@dataclasses.dataclass
+class Result:
+    """The content of ``result.json``, exactly these fields; ``best_auc`` is the best reachable AUC, where known."""
+
+    status: str = "failed"
+    seconds: float = 0.0
+    samples: int = 0
+    auc: dict[str, float] = dataclasses.field(default_factory=dict)
+    best_auc: float | None = None
+    baseline_auc: float | None = None
+    auc_best_seen: float | None = None
+    config: dict[str, object] = dataclasses.field(default_factory=dict)
+    reason: str | None = "the run did not finish"
+
+
+def write_atomically(path: pathlib.Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+class RunFolder:
+    """The folder of one run, on rank 0."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self._writer: SummaryWriter | None = None
+
+    def start(self, config_text: str, resumed_at: int | None) -> None:
+        """Create the folder, or go on in it after step ``resumed_at`` (later metrics are dropped)."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path / "config.gin", config_text)
+        if resumed_at is not None:
+            self._forget_after(resumed_at)
+        purge = None if resumed_at is None else resumed_at + 1
+        self._writer = SummaryWriter(str(self.path / "tensorboard"), purge_step=purge)
+
+    @property
+    def metrics_file(self) -> pathlib.Path:
+        """One JSON object a line, each with ``kind`` (train or eval), ``step`` and ``samples``."""
+        return self.path / "metrics.jsonl"
+
+    def _forget_after(self, step: int) -> None:
+        kept = [json.dumps(row) for row in self.metrics() if row["step"] <= step]
+        write_atomically(self.metrics_file, "".join(line + "\n" for line in kept))
+
+    def metrics(self) -> list[dict]:
+        """All rows written so far; a last line cut off by a kill is left out."""
+        if not self.metrics_file.exists():
+            return []
+        rows = []
+        for line in self.metrics_file.read_text().splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break
+        return rows
+
+    def add(self, kind: str, step: int, samples: int, figures: dict[str, object]) -> None:
+        """Append a row to ``metrics.jsonl`` and its numbers to TensorBoard. Non-finite numbers are written as null."""
+        row = {"kind": kind, "step": step, "samples": samples, **figures}
+        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        with self.metrics_file.open("a") as file:
+            file.write(json.dumps(clean, allow_nan=False) + "\n")
+        if self._writer is not None:
+            for name, value in figures.items():
+                if isinstance(value, (int, float)) and not isinstance(value, bool):
+                    self._writer.add_scalar(f"{kind}/{name}", value, step)
+            self._writer.flush()
+
+    def finish(self, result: Result) -> None:
+        """Write ``result.json`` and close the event files."""
+        self.write_result(result)
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def write_result(self, result: Result) -> None:
+        """Replace ``result.json``."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(dataclasses.asdict(result), indent=1, default=str)
+        write_atomically(self.path / "result.json", text + "\n")
+
+
+def claim(runs_dir: str, name: str, resume: bool) -> RunFolder:
+    """The folder for a run of this name, not yet created.
+
+    Raises:
+        UserError: a name that is no plain folder name; an earlier run of that name without ``resume``; nothing to
+            resume; a place that cannot be written.
+    """
+    if not name or name in (".", "..") or "/" in name or os.sep in name:
+        raise UserError(f"--run-name {name!r}: must be a plain folder name")
+    path = pathlib.Path(runs_dir) / name
+    started = (path / "config.gin").exists()
+    if started and not resume:
+        raise UserError(f"{path}: holds an earlier run; give another --run-name, or --resume to go on with it")
+    if resume and not started:
+        raise UserError(f"--resume: {path} holds no run; check --run-name and --runs-dir")
+    parent = next(p for p in [path, *path.parents] if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise UserError(f"--runs-dir {runs_dir}: {parent} is not a writable folder; give another --runs-dir")
+    if shutil.disk_usage(parent).free < 64 * 2**20:
+        raise UserError(f"--runs-dir {runs_dir}: less than 64 MiB free; free some space or give another --runs-dir")
+    return RunFolder(path)
