@@ -41,7 +41,7 @@ WHERE_SMALL = (
 
 @dataclasses.dataclass(frozen=True)
 class Ratings:
-    """Ratings as read: columns [E], and attributes by item and by user (original id → number)."""
+    """Ratings as read: columns [E], attributes by item and by user (original id → number), genres of each item."""
 
     user: np.ndarray
     item: np.ndarray
@@ -49,6 +49,7 @@ class Ratings:
     time: np.ndarray
     item_attributes: Mapping[str, Mapping[int, int]]
     user_attributes: Mapping[str, Mapping[int, int]]
+    genres: Mapping[int, Sequence[str]]
 
 
 def movielens_100k(path: str | None = None, **options) -> RankingDataset:
@@ -127,7 +128,8 @@ def movielens_cache(ratings: Ratings, min_history: int) -> EventCache:
         attributes=ratings.item_attributes,
         context=known,
     )
-    columns, rows = online_columns(cache, (cache.bits & LISTEN_PLUS) > 0)
+    genres = [(), *(ratings.genres.get(item, ()) for item in np.unique(ratings.item).tolist())]
+    columns, rows = online_columns(cache, (cache.bits & LISTEN_PLUS) > 0, genres)
     return dataclasses.replace(cache, context={**cache.context, **columns}, vocab={**cache.vocab, **rows}).validate()
 
 
@@ -147,17 +149,19 @@ def read_100k(folder: pathlib.Path) -> Ratings:
     users = _read(folder / "ml-100k.user", "\t", ("user_id:token", "age:token", "gender:token", "occupation:token"))
     item_ids, user_ids = _whole(items, "item_id:token"), _whole(users, "user_id:token")
     years = [_year(text) for text in items["release_year:token"].to_list()]
+    genres = [(text or "").split() for text in items["class:token_seq"].to_list()]
     return Ratings(
         user=_whole(table, "user_id:token"),
         item=_whole(table, "item_id:token"),
         rating=_numbers(table, "rating:float"),
         time=_whole(table, "timestamp:float"),
-        item_attributes=_item_attributes(item_ids, items["class:token_seq"].to_list(), years),
+        item_attributes=_item_attributes(item_ids, genres, years),
         user_attributes={
             "age": dict(zip(user_ids.tolist(), (_whole(users, "age:token") // 5).tolist(), strict=True)),
             "gender": _numbered(user_ids, users["gender:token"].to_list()),
             "occupation": _numbered(user_ids, users["occupation:token"].to_list()),
         },
+        genres=dict(zip(item_ids.tolist(), genres, strict=True)),
     )
 
 
@@ -165,20 +169,25 @@ def read_small(folder: pathlib.Path) -> Ratings:
     """Read ``ratings.csv`` and ``movies.csv``."""
     table = _read(folder / "ratings.csv", ",", ("userId", "movieId", "rating", "timestamp"))
     movies = _read(folder / "movies.csv", ",", ("movieId", "title", "genres"), quote='"')
+    item_ids = _whole(movies, "movieId")
     years = [_year(text) for text in movies["title"].to_list()]
+    genres = [(text or "").split("|") for text in movies["genres"].to_list()]
     return Ratings(
         user=_whole(table, "userId"),
         item=_whole(table, "movieId"),
         rating=_numbers(table, "rating"),
         time=_whole(table, "timestamp"),
-        item_attributes=_item_attributes(_whole(movies, "movieId"), movies["genres"].to_list(), years),
+        item_attributes=_item_attributes(item_ids, genres, years),
         user_attributes={},
+        genres=dict(zip(item_ids.tolist(), genres, strict=True)),
     )
 
 
-def _item_attributes(item_ids: np.ndarray, genres: list, years: list[int | None]) -> dict[str, dict[int, int]]:
+def _item_attributes(
+    item_ids: np.ndarray, genres: list[list[str]], years: list[int | None]
+) -> dict[str, dict[int, int]]:
     known = {item: year for item, year in zip(item_ids.tolist(), years, strict=True) if year is not None}
-    return {"genres": _numbered(item_ids, [text or "" for text in genres]), "year": known}
+    return {"genres": _numbered(item_ids, ["|".join(each) for each in genres]), "year": known}
 
 
 def _numbered(ids: np.ndarray, texts: list[str]) -> dict[int, int]:
