@@ -1,5 +1,8 @@
 """The whole ranker: shapes, invariances, leaks, empty batches, configurations and errors."""
 
+import pathlib
+import re
+
 import pytest
 import torch
 
@@ -322,3 +325,13 @@ def test_a_wrong_configuration_is_named(toy, changes, message):
 def test_a_part_that_cannot_be_built_is_named(toy, changes, message):
     with pytest.raises(ValueError, match=message):
         DlrmHSTU(toy.config(**changes))
+
+
+def test_the_documented_example_runs(capsys):
+    page = pathlib.Path(__file__).resolve().parents[2] / "docs" / "model.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    names = {}
+    exec(compile(code, str(page), "exec"), names)
+    assert names["out"].labels.tolist() == [[1.0, 0.0]]
+    assert names["out"].predictions.shape == (1, 2)
+    assert "tensor" in capsys.readouterr().out
