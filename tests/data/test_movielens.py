@@ -1,0 +1,154 @@
+"""MovieLens: small files made here, and the published figures where the data are present."""
+
+import importlib.metadata
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+from generative_recommenders.data.movielens import movielens_100k, movielens_small, read_100k, read_small
+from generative_recommenders.errors import UserError
+
+REPO = pathlib.Path(__file__).resolve().parents[2]
+SMALL = pathlib.Path(os.environ.get("MOVIELENS_SMALL", REPO.parent / "shared" / "data" / "ml-latest-small"))
+
+
+def has_recbole():
+    try:
+        importlib.metadata.distribution("recbole")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+need_100k = pytest.mark.skipif(not has_recbole(), reason="MovieLens-100K: the recbole wheel is not installed")
+need_small = pytest.mark.skipif(not SMALL.is_dir(), reason=f"ml-latest-small: {SMALL} is absent, set MOVIELENS_SMALL")
+
+
+def write_small(folder, ratings=None, movies=None):
+    lines = [
+        f"{u},{m},{2.5 + (u + m) % 3},{1000 + 10 * k}" for k, (u, m) in enumerate((k % 4, k % 7) for k in range(60))
+    ]
+    default = "movieId,title,genres\n" + "\n".join(f'{m},"Film, the {m} ({1990 + m})",Drama|War' for m in range(6))
+    (folder / "ratings.csv").write_text(ratings or "userId,movieId,rating,timestamp\n" + "\n".join(lines) + "\n")
+    (folder / "movies.csv").write_text(movies or default + "\n6,Untitled,(no genres listed)\n")
+    return folder
+
+
+def test_small_files_are_read(tmp_path):
+    ratings = read_small(write_small(tmp_path))
+    assert ratings.user[:3].tolist() == [0, 1, 2] and ratings.rating[0] == 2.5 and ratings.time[1] == 1010
+    assert ratings.item_attributes["year"] == {m: 1990 + m for m in range(6)}
+    assert len(set(ratings.item_attributes["genres"].values())) == 2
+    assert ratings.genres[0] == ["Drama", "War"]
+
+
+def test_ratings_of_four_and_more_are_the_positive_class(tmp_path):
+    dataset = movielens_small(str(write_small(tmp_path)), min_history=0)
+    ratings = read_small(tmp_path)
+    assert (dataset.cache.bits == 1).sum() == (ratings.rating >= 4).sum()
+    assert set(dataset.cache.bits.tolist()) == {1, 4}
+    (batch,) = dataset.batches([dataset.holdout], 100)
+    assert batch.batch_size == 6
+    assert batch.candidates["item_action_weight"].values().tolist() == [
+        1 if rating >= 4 else 4 for rating in ratings.rating[-6:]
+    ]
+
+
+def test_features_are_chosen_by_name(tmp_path):
+    dataset = movielens_small(
+        str(write_small(tmp_path)),
+        item_features=["item_id", "year", "item_mean"],
+        contextual_features=["user_recent", "user_mean_x_item_mean"],
+        table_rows_limit=100,
+    )
+    assert dataset.schema.table_rows["user_mean_x_item_mean"] == 100
+    assert any("hashed down" in note for note in dataset.notes)
+    batch = next(dataset.batches(dataset.windows, 8))
+    assert batch.uih.keys()[:2] == ["user_recent", "user_mean_x_item_mean"]
+
+
+def test_min_history_counts_strictly_earlier_ratings(tmp_path):
+    dataset = movielens_small(str(write_small(tmp_path)), min_history=5)
+    lengths = [n for b in dataset.batches(dataset.windows, 9) for n in b.uih["item_id"].lengths().tolist()]
+    assert min(lengths) == 5
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"ratings": "userId,movieId,rating\n1,2,3\n"}, "has no column 'timestamp'"),
+        (
+            {"ratings": "userId,movieId,rating,timestamp\n1,2,good,5\n"},
+            "column 'rating', line 2: 'good' is not a number",
+        ),
+        ({"ratings": "userId,movieId,rating,timestamp\n1,2,3,5\n1,2,3,-5\n"}, "column 'timestamp', line 3: -5"),
+        ({"ratings": "userId,movieId,rating,timestamp\n1,2.5,3,5\n"}, "column 'movieId', line 2: 2.5"),
+        ({"ratings": "userId,movieId,rating,timestamp\n"}, "ratings.csv holds a header and no line"),
+        ({"ratings": "userId,movieId,rating,timestamp\n1,2,3,99999999999\n"}, "time runs"),
+        ({"ratings": "userId,movieId,rating,timestamp\n1,2,3,5\n1,3,3,5\n"}, "has no training sample"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, files, message):
+    write_small(tmp_path, **files)
+    with pytest.raises(UserError, match=message) as caught:
+        movielens_small(str(tmp_path), min_history=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_empty_and_absent_files_are_named(tmp_path):
+    with pytest.raises(UserError, match="grouplens.org/datasets/movielens"):
+        movielens_small(str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match=r"ratings\.csv does not exist"):
+        movielens_small(str(tmp_path))
+    write_small(tmp_path)
+    (tmp_path / "movies.csv").write_text("")
+    with pytest.raises(UserError, match=r"movies\.csv is empty"):
+        movielens_small(str(tmp_path))
+
+
+def test_unknown_features_are_named(tmp_path):
+    with pytest.raises(UserError, match="no feature 'director'.*item_mean"):
+        movielens_small(str(write_small(tmp_path)), item_features=["item_id", "director"])
+
+
+def test_a_missing_wheel_says_what_to_install(monkeypatch):
+    def absent(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", absent)
+    with pytest.raises(UserError, match="pip install --no-deps recbole==1.2.1"):
+        movielens_100k()
+
+
+@need_100k
+def test_100k_has_the_published_figures():
+    dataset = movielens_100k(min_history=0)
+    assert dataset.cache.num_events == 100_000
+    assert dataset.holdout.num_samples == 10_000
+    assert sum(w.num_samples for w in dataset.windows) == 90_000
+    assert round(positive_rate(dataset), 3) == 0.563
+    assert round(dataset.baseline_auc, 4) == 0.7401
+
+
+@need_100k
+def test_100k_can_be_read_from_a_path():
+    wheel = importlib.metadata.distribution("recbole")
+    ratings = read_100k(pathlib.Path(str(wheel.locate_file("recbole/dataset_example/ml-100k"))))
+    assert len(np.unique(ratings.user)) == 943 and ratings.item_attributes["year"][1] == 1995
+    assert ratings.genres[2] == ["Action", "Adventure", "Thriller"]
+
+
+@need_small
+def test_small_has_the_published_figures():
+    dataset = movielens_small(str(SMALL), min_history=0)
+    assert dataset.cache.num_events == 100_004
+    assert dataset.holdout.num_samples == 10_001
+    assert round(positive_rate(dataset), 3) == 0.489
+    assert round(dataset.baseline_auc, 4) == 0.8313
+
+
+def positive_rate(dataset):
+    labels = [b.candidates["item_action_weight"].values() & 1 for b in dataset.batches([dataset.holdout], 4096)]
+    return float(np.concatenate(labels).mean())
