@@ -94,31 +94,34 @@ def lmsd_forward_kernel(
             low = number.to(tl.uint32)
             high = (number >> 32).to(tl.uint32)
             quad = (first // 4 + quads).to(tl.uint32) if GROUPS > 1 else quads.to(tl.uint32)
-            bits = keep_bytes(key_low, key_high, low, high, quad, threshold, 0)
-            if CONCAT_X:
-                bits |= keep_bytes(key_low, key_high, low, high, quad, threshold, 1)
-            if CONCAT_U:
-                bits |= keep_bytes(key_low, key_high, low, high, quad, threshold, 2)
-            tl.store(MASK + row * mask_stride + (first // 4 + quads), bits, mask=unit_ok & (quads < WIDTH // 4))
-            bits = spread_bytes(bits, UNITS, BLOCK)
+        place = Y + row * (y_stride.to(tl.int64) * VECTOR) + at
+        a = u * _scaled_sigmoid(u, keep) if SILU else u * scale
+        packed = tl.zeros((UNITS, BLOCK // 4), tl.uint32)
+        if CONCAT_U:
+            part = a
+            if DROPOUT:
+                bits = keep_bytes(key_low, key_high, low, high, quad, threshold, 2)
+                packed |= bits
+                part = tl.where((spread_bytes(bits, UNITS, BLOCK) & 4) != 0, a, zero)
+            tl.store(place, part.to(Y.dtype.element_ty), mask=ok)
+            place += GROUPS * WIDTH
         mean = tl.sum(x, 1)[:, None] / WIDTH
+        if CONCAT_X:
+            part = x
+            if DROPOUT:
+                bits = keep_bytes(key_low, key_high, low, high, quad, threshold, 1)
+                packed |= bits
+                part = tl.where((spread_bytes(bits, UNITS, BLOCK) & 2) != 0, x * scale, zero)
+            tl.store(place, part.to(Y.dtype.element_ty), mask=ok)
+            place += GROUPS * WIDTH
         centred = tl.where(column_ok, x - mean, 0.0) if BLOCK != WIDTH else x - mean
         rstd = tl.rsqrt(tl.sum(centred * centred, 1)[:, None] / WIDTH + eps)
-        a = u * _scaled_sigmoid(u, keep) if SILU else u * scale
         y = (centred * rstd * w + b) * a
         if DROPOUT:
-            y = tl.where((bits & 1) != 0, y, zero)
-        place = Y + row * (y_stride.to(tl.int64) * VECTOR) + at
-        if CONCAT_U:
-            if DROPOUT:
-                a = tl.where((bits & 4) != 0, a, zero)
-            tl.store(place, a.to(Y.dtype.element_ty), mask=ok)
-            place += GROUPS * WIDTH
-        if CONCAT_X:
-            if DROPOUT:
-                x = tl.where((bits & 2) != 0, x * scale, zero)
-            tl.store(place, x.to(Y.dtype.element_ty), mask=ok)
-            place += GROUPS * WIDTH
+            bits = keep_bytes(key_low, key_high, low, high, quad, threshold, 0)
+            packed |= bits
+            y = tl.where((spread_bytes(bits, UNITS, BLOCK) & 1) != 0, y, zero)
+            tl.store(MASK + row * mask_stride + (first // 4 + quads), packed, mask=unit_ok & (quads < WIDTH // 4))
         tl.store(place, y.to(Y.dtype.element_ty), mask=ok)
         tl.store(MEAN + unit, mean, mask=unit_ok)
         tl.store(RSTD + unit, rstd, mask=unit_ok)
