@@ -31,8 +31,8 @@ def write_anchors(
     state = job.state.get("anchors") or _plan(job, facts, min_history, events_per_pass, progress)
     if state["sealed"]:
         return
-    writer = ColumnWriter(job.column("anchors"), state["dtype"], state["done"])
-    with progress.stage("anchors", state["total"], state["done"]):
+    column = ColumnWriter(job.column("anchors"), state["dtype"], state["done"])
+    with column as writer, progress.stage("anchors", state["total"], state["done"]):
         while state["passes"]:
             start, stop = state["passes"][0]
             rows = _eligible(job, facts, min_history, start, stop)
@@ -46,7 +46,7 @@ def write_anchors(
             writer.flush()
             state = state | {"done": writer.length, "passes": state["passes"][1:]}
             job.save(anchors=state)
-    writer.seal()
+        writer.seal()
     job.save(anchors=state | {"sealed": True})
 
 

@@ -39,22 +39,27 @@ class ColumnWriter:
         os.fsync(self._file.fileno())
 
     def seal(self) -> None:
-        """Write the header with the final length, flush and close."""
+        """Write the header with the final length and flush."""
         self._file.seek(0)
         self._file.write(_header(self.dtype, self.length))
         self.flush()
-        self.close()
 
     def close(self) -> None:
         """Close the file as it is."""
         self._file.close()
 
+    def __enter__(self) -> ColumnWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 def write_column(path: pathlib.Path, values: np.ndarray) -> None:
     """Write a whole column."""
-    writer = ColumnWriter(path, values.dtype)
-    writer.append(values)
-    writer.seal()
+    with ColumnWriter(path, values.dtype) as writer:
+        writer.append(values)
+        writer.seal()
 
 
 def read_values(path: pathlib.Path, dtype: np.dtype | type, start: int, stop: int) -> np.ndarray:

@@ -21,7 +21,7 @@ from generative_recommenders.errors import UserError
 def scan(job: Job, source: Source, connection: duckdb.DuckDBPyConnection, progress: Progress) -> dict:
     """Facts about the events: counts, vocabularies, counters. Writes user_*, item_count and attribute columns.
 
-    Leaves the temporary tables ``users``, ``items`` and one per context column (original, dense, events) behind in the
+    Leaves temporary tables ``users``, ``items`` and one per context column (_original, _dense, _events) behind in the
     connection, loaded from the work folder if an earlier run made them.
     """
     tables = {"users": source.user, "items": source.item} | {CONTEXT_PREFIX + n: e for n, e in source.context.items()}
@@ -82,15 +82,15 @@ def _dictionary(connection: duckdb.DuckDBPyConnection, source: Source, table: st
     """``table``: original id, dense id from 1 in the order of the originals (0 stays unknown), events."""
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE {name(table)} AS
-        SELECT original, (row_number() OVER (ORDER BY original))::UINTEGER AS dense, events FROM (
-            SELECT {expression} AS original, count(*) AS events FROM {source.relation}
-            WHERE {expression} IS NOT NULL GROUP BY original)"""
+        SELECT _original, (row_number() OVER (ORDER BY _original))::UINTEGER AS _dense, _events FROM (
+            SELECT {expression} AS _original, count(*) AS _events FROM {source.relation}
+            WHERE {expression} IS NOT NULL GROUP BY {expression})"""
     )
 
 
 def _write_users(job: Job, connection: duckdb.DuckDBPyConnection, facts: dict) -> None:
-    users = connection.execute("SELECT original, events FROM users ORDER BY dense").fetchnumpy()
-    originals, events = users["original"], np.asarray(users["events"], np.int64)
+    users = connection.execute("SELECT _original, _events FROM users ORDER BY _dense").fetchnumpy()
+    originals, events = users["_original"], np.asarray(users["_events"], np.int64)
     if originals.dtype.kind not in "iu":
         # Text ids: the user's number stands for it, the vocabulary file has the text.
         originals = np.arange(len(events))
@@ -105,9 +105,9 @@ def _write_users(job: Job, connection: duckdb.DuckDBPyConnection, facts: dict) -
 
 def _write_items(job: Job, source: Source, connection: duckdb.DuckDBPyConnection, facts: dict) -> None:
     rows = facts["vocab"]["item_id"] = _vocabulary(job, connection, "item_id", "items") + 1
-    found = connection.execute("SELECT dense, events FROM items").fetchnumpy()
+    found = connection.execute("SELECT _dense, _events FROM items").fetchnumpy()
     count = np.zeros(rows, np.int64)
-    count[np.asarray(found["dense"], np.int64)] = found["events"]
+    count[np.asarray(found["_dense"], np.int64)] = found["_events"]
     count[0] = facts["counters"]["null_item"]
     write_column(job.column("item_count"), count)
     for attribute, file in source.attributes.items():
@@ -125,25 +125,25 @@ def _attribute_table(
     item, value = name(file.item_column), name(file.attribute_column)
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE chosen AS
-        SELECT items.dense AS item, min(m.{value}) AS original
-        FROM {relation(file.files)} m JOIN items ON m.{item} = items.original
-        WHERE m.{value} IS NOT NULL GROUP BY items.dense"""
+        SELECT items._dense AS _item, min(m.{value}) AS _original
+        FROM {relation(file.files)} m JOIN items ON m.{item} = items._original
+        WHERE m.{value} IS NOT NULL GROUP BY items._dense"""
     )
     connection.execute(
         """CREATE OR REPLACE TEMP TABLE attribute_ids AS
-        SELECT original, (row_number() OVER (ORDER BY original))::UINTEGER AS dense
-        FROM (SELECT DISTINCT original FROM chosen)"""
+        SELECT _original, (row_number() OVER (ORDER BY _original))::UINTEGER AS _dense
+        FROM (SELECT DISTINCT _original FROM chosen)"""
     )
     facts["vocab"][attribute] = _vocabulary(job, connection, attribute, "attribute_ids") + 1
-    found = connection.execute("SELECT item, dense FROM chosen JOIN attribute_ids USING (original)").fetchnumpy()
+    found = connection.execute("SELECT _item, _dense FROM chosen JOIN attribute_ids USING (_original)").fetchnumpy()
     table = np.zeros(facts["vocab"]["item_id"], np.uint32)
-    table[np.asarray(found["item"], np.int64)] = found["dense"]
+    table[np.asarray(found["_item"], np.int64)] = found["_dense"]
     return table
 
 
 def _vocabulary(job: Job, connection: duckdb.DuckDBPyConnection, space: str, table: str) -> int:
     """Write the original ids in the order of the dense ones (row r is id r + 1); returns how many there are."""
-    found = connection.sql(f"SELECT original FROM {name(table)} ORDER BY dense").to_arrow_table().combine_chunks()
+    found = connection.sql(f"SELECT _original FROM {name(table)} ORDER BY _dense").to_arrow_table().combine_chunks()
     file = job.folder / f"vocabulary_{space}.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"original": found["original"]}), file, row_group_size=2**20)
+    pyarrow.parquet.write_table(pyarrow.table({"original": found["_original"]}), file, row_group_size=2**20)
     return found.num_rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import duckdb
@@ -37,10 +38,13 @@ def sort_events(
     done = job.state.get("sort", {"users": 0, "events": 0, "sealed": False})
     if done["sealed"]:
         return
-    types = event_columns(facts)
     offsets = read_values(job.column("user_offsets"), np.int64, 0, facts["users"] + 1)
-    writers = {column: ColumnWriter(job.column(column), dtype, done["events"]) for column, dtype in types.items()}
-    with progress.stage("sort", facts["events"], done["events"]):
+    with contextlib.ExitStack() as stack:
+        writers = {
+            column: stack.enter_context(ColumnWriter(job.column(column), dtype, done["events"]))
+            for column, dtype in event_columns(facts).items()
+        }
+        stack.enter_context(progress.stage("sort", facts["events"], done["events"]))
         for first, last in _passes(offsets, events_per_pass, done["users"]):
             query = _query(source, connection, first, last, whole=(first, last) == (0, facts["users"]))
             for rows in _batches(connection, query):
@@ -52,8 +56,8 @@ def sort_events(
             for writer in writers.values():
                 writer.flush()
             job.save(sort={"users": last, "events": int(offsets[last]), "sealed": False})
-    for writer in writers.values():
-        writer.seal()
+        for writer in writers.values():
+            writer.seal()
     job.save(sort={"users": facts["users"], "events": facts["events"], "sealed": True})
 
 
@@ -65,12 +69,12 @@ def _passes(offsets: np.ndarray, events_per_pass: int, first_user: int) -> Itera
 def _query(source: Source, connection: duckdb.DuckDBPyConnection, first: int, last: int, whole: bool) -> str:
     """SQL of one pass over users [first, last), in the content order of the cache."""
     contexts = {CONTEXT_PREFIX + column: expression for column, expression in sorted(source.context.items())}
-    joins = [f"JOIN users ON {source.user} = users.original", f"LEFT JOIN items ON {source.item} = items.original"]
-    joins += [f"LEFT JOIN {name(table)} ON {expr} = {name(table)}.original" for table, expr in contexts.items()]
-    outputs = [f"coalesce(items.dense, 0)::UINTEGER AS item, ({source.time})::UINTEGER AS time"]
+    joins = [f"JOIN users ON {source.user} = users._original", f"LEFT JOIN items ON {source.item} = items._original"]
+    joins += [f"LEFT JOIN {name(table)} ON {expr} = {name(table)}._original" for table, expr in contexts.items()]
+    outputs = [f"coalesce(items._dense, 0)::UINTEGER AS item, ({source.time})::UINTEGER AS time"]
     outputs += [f"({source.bits})::UTINYINT AS bits, ({source.organic})::UTINYINT AS organic"]
-    outputs += [f"coalesce({name(table)}.dense, 0)::UINTEGER AS {name(table)}" for table in contexts]
-    keys = [f"users.dense AS user_key, ({source.kind})::UTINYINT AS kind_key, ({source.ratio})::UINTEGER AS ratio_key"]
+    outputs += [f"coalesce({name(table)}._dense, 0)::UINTEGER AS {name(table)}" for table in contexts]
+    keys = [f"users._dense AS user_key, ({source.kind})::UTINYINT AS kind_key, ({source.ratio})::UINTEGER AS ratio_key"]
     order = ["user_key", "time", "item", "kind_key", "organic", "ratio_key", *map(name, contexts)]
     columns = ", ".join(["item", "time", "bits", "organic", *map(name, contexts)])
     where = "" if whole else f"WHERE {_user_range(source, connection, first, last)}"
@@ -80,9 +84,9 @@ def _query(source: Source, connection: duckdb.DuckDBPyConnection, first: int, la
 
 def _user_range(source: Source, connection: duckdb.DuckDBPyConnection, first: int, last: int) -> str:
     """Users [first, last) by dense id; for integer ids also by the raw column, so that whole row groups are skipped."""
-    condition = f"users.dense BETWEEN {first + 1} AND {last}"
+    condition = f"users._dense BETWEEN {first + 1} AND {last}"
     rows = connection.execute(
-        f"SELECT min(original), max(original), any_value(typeof(original)) FROM users WHERE {condition}"
+        f"SELECT min(_original), max(_original), any_value(typeof(_original)) FROM users WHERE {condition}"
     ).fetchall()[0]
     if rows[2] in INTEGER_TYPES:
         condition += f" AND {name(source.user_column)} BETWEEN {rows[0]} AND {rows[1]}"
