@@ -1,0 +1,154 @@
+"""Own events from parquet and CSV: every column role, text ids, attributes and context, and clear errors."""
+
+import datetime
+import random
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+
+from generative_recommenders.data.cache import EventCache, cache_from_events
+from generative_recommenders.data.events import events
+from generative_recommenders.data.events.__main__ import main
+from generative_recommenders.data.events.files import EventColumns, events_source
+from generative_recommenders.data.prepare import prepare
+from generative_recommenders.errors import UserError
+
+
+def frame(seed=0, count=400):
+    rng = np.random.default_rng(seed)
+    return pl.DataFrame(
+        {
+            "user": rng.integers(1, 12, count),
+            "item": rng.integers(1, 30, count),
+            "time": rng.integers(0, 100, count) * 3600,
+            "action": rng.choice([0, 1, 2, 4], count),
+            "device": rng.integers(1, 4, count),
+        }
+    )
+
+
+def prepared(tmp_path, table, columns, name="cache", suffix="parquet", min_history=2, **options):
+    file = tmp_path / f"{name}.{suffix}"
+    table.write_parquet(file) if suffix == "parquet" else table.write_csv(file)
+    prepare(events_source(file, columns, **options), tmp_path / name, min_history=min_history)
+    return EventCache.open(tmp_path / name)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_files_equal_the_cache_in_memory(tmp_path, suffix):
+    table = frame()
+    items = pl.DataFrame({"item": [n for n in range(1, 30) if n % 5], "genre": [n % 3 for n in range(1, 30) if n % 5]})
+    items.write_csv(tmp_path / "items.csv")
+    cache = prepared(
+        tmp_path, table, EventColumns(action="action"), suffix=suffix,
+        items=tmp_path / "items.csv", attributes=["genre"], context=["device"],
+    )  # fmt: skip
+    want = cache_from_events(
+        *(table[name].to_numpy() for name in ("user", "item", "time", "action")),
+        min_history=2,
+        attributes={"genre": dict(items.iter_rows())},
+        context={"device": table["device"].to_numpy()},
+    )
+    for name in ("user_ids", "user_offsets", "item", "time", "bits", "organic", "item_count", "anchors"):
+        np.testing.assert_array_equal(getattr(cache, name), getattr(want, name), err_msg=name)
+    np.testing.assert_array_equal(cache.attributes["genre"], want.attributes["genre"])
+    np.testing.assert_array_equal(cache.context["device"], want.context["device"])
+    assert dict(cache.vocab) == dict(want.vocab)
+
+
+def test_labels_ratings_and_timestamps(tmp_path):
+    table = frame(1).with_columns(rating=pl.Series(random.Random(1).choices([0.5, 3.5, 4.0, 5.0, None], k=400)))
+    plain = prepared(tmp_path, table, EventColumns(label="rating", positive_at=4), name="a", min_history=0)
+    expected = pl.Series(np.where(table["rating"].is_null(), 0, np.where(table["rating"].fill_null(0) >= 4, 1, 4)))
+    want = cache_from_events(
+        *(table[name].to_numpy() for name in ("user", "item", "time")), expected.to_numpy(), min_history=0
+    )
+    np.testing.assert_array_equal(plain.bits, want.bits)
+    start = datetime.datetime(1970, 1, 1)
+    dated = table.with_columns(
+        time=pl.Series([start + datetime.timedelta(seconds=int(t)) for t in table["time"]]),
+        rating=table["rating"] >= 4,
+    )
+    for number, suffix in enumerate(("parquet", "csv")):
+        other = prepared(tmp_path, dated, EventColumns(label="rating"), name=f"b{number}", suffix=suffix, min_history=0)
+        np.testing.assert_array_equal(other.time, plain.time)
+        np.testing.assert_array_equal(other.bits, plain.bits)
+
+
+def test_text_ids_keep_their_order_in_the_vocabularies(tmp_path):
+    numbers = frame(2)
+    text = numbers.with_columns(
+        user=pl.format("u{}", pl.col("user") + 10), item=pl.format("é{}", pl.col("item") + 10), device=pl.lit("phone")
+    )
+    text = text.rename({"item": "original", "device": "events"})  # names that the engine's own tables must not mind
+    columns = EventColumns(item="original", action="action")
+    cache = prepared(tmp_path, text, columns, context=["events"])
+    want = prepared(tmp_path, numbers.with_columns(device=1), EventColumns(action="action"), name="numbers")
+    for name in ("user_offsets", "item", "time", "bits", "anchors"):
+        np.testing.assert_array_equal(getattr(cache, name), getattr(want, name))
+    assert cache.user_ids.tolist() == list(range(cache.num_users))
+    users = pq.read_table(tmp_path / "cache" / "vocabulary_uid.parquet")["original"].to_pylist()
+    assert users == sorted(set(text["user"]))
+    assert pq.read_table(tmp_path / "cache" / "vocabulary_events.parquet")["original"].to_pylist() == ["phone"]
+
+
+def test_null_item_and_context_are_unknown(tmp_path):
+    table = frame(3).with_columns(
+        item=pl.when(pl.col("item") < 5).then(None).otherwise(pl.col("item")),
+        device=pl.when(pl.col("device") == 2).then(None).otherwise(pl.col("device")),
+    )
+    cache = prepared(tmp_path, table, EventColumns(action="action"), context=["device"])
+    assert (cache.item == 0).sum() == table["item"].null_count() == cache.counters["null_item"]
+    assert (cache.context["device"] == 0).sum() == table["device"].null_count() == cache.counters["null_device"]
+
+
+def test_command_line_and_batches(tmp_path, capsys):
+    frame(4, 2000).rename({"user": "userId"}).write_csv(tmp_path / "log.csv")
+    cache = str(tmp_path / "cache")
+    command = ["prepare", "--events", str(tmp_path / "log.csv"), "--cache", cache, "--context", "device"]
+    assert main([*command, "--columns", "user=userId,action=action", "--min-history", "3", "--threads", "2"]) == 0
+    assert "2,000 events" in capsys.readouterr().out
+    assert main(["verify", "--cache", cache]) == 0 and main(["info", "--cache", cache]) == 0
+    data = events(cache, min_history=3, contextual_features=("uid", "device", "user_x_hour"))
+    batch = next(data.batches([data.holdout], 8))
+    assert batch.batch_size == 8 and data.schema.table_rows["device"] == 4
+    capsys.readouterr()
+    assert main([*command, "--columns", "customer=userId,action=action"]) == 2
+    assert capsys.readouterr().err.startswith("error: --columns 'customer=userId'")
+    with pytest.raises(UserError, match="min_history=3"):
+        events(cache, min_history=5)
+    with pytest.raises(UserError, match="no feature 'genre'"):
+        events(cache, contextual_features=("genre",))
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "word"),
+    [
+        (dict(user="customer", action="action"), {}, "no column 'customer'"),
+        (dict(), {}, "action or the label"),
+        (dict(action="action", label="device"), {}, "not both"),
+        (dict(action="action", positive_at=4), {}, "needs a label"),
+        (dict(action="device"), {}, "action 3"),
+        (dict(label="device"), {}, r"label 2.0|label 2"),
+        (dict(action="action", organic="device"), {}, "'organic'|'device' holds 2"),
+        (dict(action="action"), dict(attributes=["genre"]), "item file"),
+        (dict(action="action"), dict(context=["city"]), "no column 'city'"),
+        (dict(action="action"), dict(items="none.csv"), "none.csv does not exist"),
+        (dict(time="price", action="action"), {}, "'price' has type DOUBLE"),
+    ],
+)
+def test_errors_name_the_column(tmp_path, columns, options, word):
+    with pytest.raises(UserError, match=word):
+        prepared(tmp_path, frame().with_columns(price=1.5), EventColumns(**columns), **options)
+    assert not (tmp_path / "cache" / "COMPLETE").exists()
+
+
+def test_errors_name_the_file(tmp_path):
+    for path, word in ((tmp_path, "no .parquet and no .csv"), (tmp_path / "log.txt", "does not exist")):
+        with pytest.raises(UserError, match=word):
+            events_source(path, EventColumns(action="action"))
+    (tmp_path / "log.txt").write_text("x")
+    with pytest.raises(UserError, match="expected a .parquet"):
+        events_source(tmp_path / "log.txt", EventColumns(action="action"))
