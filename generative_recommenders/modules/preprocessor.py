@@ -128,10 +128,10 @@ class ContextualPreprocessor(nn.Module):
 
     def embed_rows(self, history: JaggedRows, candidates: JaggedRows, action_bits: torch.Tensor) -> torch.Tensor:
         """Content + attributes + action of all history rows, then all candidate rows: ``[Lh + C, D]``."""
-        x = self.content_mlp(torch.cat([history.item, candidates.item]))
+        x = self.content_mlp(_joined([(history.item, candidates.item)]))
         if self.attribute_mlp is not None:
             pairs = zip(history.attributes, candidates.attributes, strict=True)
-            x = x + self.attribute_mlp(torch.cat([torch.cat(pair) for pair in pairs], dim=1))
+            x = x + self.attribute_mlp(_joined(list(pairs)))
         return x + self.action_encoder(action_bits, candidates.item.shape[0])
 
     def embed_context(self, contextual: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
@@ -141,3 +141,14 @@ class ContextualPreprocessor(nn.Module):
         slots = [jagged_to_padded_dense(values, offsets, 1).squeeze(1) for values, offsets in contextual]
         projected = torch.baddbmm(self.contextual_bias[:, None], torch.stack(slots), self.contextual_weight)
         return projected.transpose(0, 1)
+
+
+def _joined(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """(history, candidate) rows of each feature → ``[Lh + C, features · E]``.
+
+    Cast to the autocast dtype first, so that no fp32 copy of all rows is made on the way.
+    """
+    device = pairs[0][0].device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else pairs[0][0].dtype
+    columns = [torch.cat([history.to(dtype), candidates.to(dtype)]) for history, candidates in pairs]
+    return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)

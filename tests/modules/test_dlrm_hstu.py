@@ -1,11 +1,15 @@
 """The whole ranker: shapes, invariances, leaks, empty batches, configurations and errors."""
 
+import contextlib
+import itertools
 import pathlib
 import re
 
 import pytest
 import torch
+from torchrec import KeyedJaggedTensor
 
+from generative_recommenders.modules import stu
 from generative_recommenders.modules.dlrm_hstu import DlrmHSTU, TaskConfig
 from generative_recommenders.modules.table_init import fill_table_rows_
 
@@ -222,6 +226,38 @@ def test_bfloat16_autocast_stays_close_and_returns_float32(toy):
     assert 0 < (a.predictions - b.predictions).abs().max() < 0.05
     b.loss.backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in narrow.parameters())
+
+
+def test_a_device_is_neither_waited_for_nor_left(toy, monkeypatch):
+    """On the meta device, reading a value back or mixing in a CPU tensor raises; on a GPU a sync would go unnoticed."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())  # unknown to this device
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
+    monkeypatch.setattr(torch, "_assert_async", lambda *_: None)
+
+    def attention(x, norm_weight, norm_bias, eps, weight, bias, heads, attn_dim, hidden_dim, offsets, *others, **_):
+        assert {t.device.type for t in (offsets, *others) if isinstance(t, torch.Tensor)} == {"meta"}
+        uv = (x * norm_weight + norm_bias) @ weight + bias
+        return uv[:, : heads * hidden_dim], uv[:, -heads * hidden_dim :]
+
+    monkeypatch.setattr(stu, "hstu_preprocess_attention", attention)
+    model = toy.model(attn_norm="batch_max", output_dropout_ratio=0.1, tasks=TASKS).to("meta")
+    on_device = []
+    for features in toy.batch(toy.samples(HISTORIES, CANDIDATES)):
+        counts = features.length_per_key()
+        on_device.append(
+            KeyedJaggedTensor(
+                features.keys(),
+                features.values().to("meta"),
+                lengths=features.lengths().to("meta"),
+                stride=features.stride(),
+                length_per_key=counts,
+                offset_per_key=[0, *itertools.accumulate(counts)],
+            )
+        )
+    out = model(*on_device)
+    out.loss.backward()
+    assert out.loss.is_meta and out.predictions.shape == (2, sum(CANDIDATES))
+    assert all(p.grad is not None for p in model.transducer.stack.parameters())
 
 
 def test_dropout_is_drawn_from_the_global_generator_only_in_training(toy):
