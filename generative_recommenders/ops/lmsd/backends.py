@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import torch
 
-from generative_recommenders.ops.dispatch import Backend, always, choose_backend, why_not_triton
-from generative_recommenders.ops.lmsd import reference
+from generative_recommenders.ops.dispatch import Backend, BackendUnavailable, always, choose_backend, why_not_triton
+from generative_recommenders.ops.lmsd import cudnn, reference
 from generative_recommenders.ops.lmsd.contract import LmsdConfig
 
 Tensors = tuple[torch.Tensor | None, ...]
@@ -65,6 +65,9 @@ def _triton_backend() -> LmsdBackend:
     return LmsdBackend(_triton().forward, _triton().backward, needs_aligned_rows=True)
 
 
+_CUDNN = LmsdBackend(cudnn.forward, cudnn.backward, needs_aligned_rows=True)
+
+
 def choose(
     requested: Backend | str | None,
     x: torch.Tensor,
@@ -74,17 +77,38 @@ def choose(
     row_indices: torch.Tensor | None = None,
     seed: int | torch.Tensor = 0,
 ) -> LmsdBackend:
-    """The backend that serves this call: argument, then environment, then the best that can."""
+    """The backend that serves this call: argument, then environment, then the best that can.
+
+    PYTORCH serves every call, so CUDNN, listed after it, is taken by name only.
+    """
     checks = {
         Backend.TRITON: lambda: why_not_triton(x, weight, bias) or _triton().why_not_this_shape(x, cfg),
         Backend.PYTORCH: always,
+        Backend.CUDNN: lambda: cudnn.why_not(x, weight, bias, cfg, row_indices, seed),
     }
     chosen = choose_backend("lmsd", requested, checks)
-    return _PYTORCH if chosen is Backend.PYTORCH else _triton_backend()
+    if chosen is Backend.TRITON:
+        return _triton_backend()
+    return _CUDNN if chosen is Backend.CUDNN else _PYTORCH
 
 
 def supports_indexed_output_dropout(
     backend: Backend | str | None = None, device: torch.device | str | None = None
 ) -> bool:
-    """Whether a call on this backend and device can take ``row_indices``."""
-    return True
+    """Whether calls that would use this backend can take ``row_indices``.
+
+    Args:
+        backend: as in a call; ``None`` follows the environment, then the best that can serve.
+        device: where the tensors would be; ``None`` is the GPU if there is one, else the CPU.
+
+    Raises:
+        ValueError: the backend's name is not known.
+    """
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    anything = torch.empty(0, device=device)
+    checks = {Backend.TRITON: lambda: why_not_triton(anything), Backend.PYTORCH: always, Backend.CUDNN: always}
+    try:
+        return choose_backend("lmsd", backend, checks) is not Backend.CUDNN
+    except BackendUnavailable:
+        return False

@@ -14,8 +14,6 @@ from generative_recommenders.ops.dispatch import Backend
 from generative_recommenders.ops.lmsd import backends, contract
 from generative_recommenders.ops.lmsd.contract import LmsdBackward, LmsdConfig, LmsdForward
 
-_MISSING = object()
-
 
 @contextlib.contextmanager
 def _on_stream(stream: object, device: torch.device):
@@ -94,15 +92,15 @@ def hstu_lmsd_backward(
     mean_tensor: torch.Tensor,
     rstd_tensor: torch.Tensor,
     mask_tensor: torch.Tensor | None,
-    dropout_ratio: float = _MISSING,
+    dropout_ratio: float | None = None,
     stream: object = None,
     dx_tensor: torch.Tensor | None = None,
     du_tensor: torch.Tensor | None = None,
     dweight_tensor: torch.Tensor | None = None,
     dbias_tensor: torch.Tensor | None = None,
-    apply_u_silu: bool = _MISSING,
-    concat_u: bool = _MISSING,
-    concat_x: bool = _MISSING,
+    apply_u_silu: bool | None = None,
+    concat_u: bool | None = None,
+    concat_x: bool | None = None,
     compute_dweight: bool = True,
     num_groups: int = 1,
     backend: Backend | str | None = None,
@@ -123,8 +121,8 @@ def hstu_lmsd_backward(
         order: equal inputs give equal bits on one device.
 
     Raises:
-        TypeError: forward configuration is missing, or a dtype is wrong.
-        ValueError: shapes, saved tensors or alignment do not fit, or an output overlaps an input or another output.
+        TypeError: a dtype is wrong.
+        ValueError: forward configuration is missing (named), shapes, saved tensors or alignment do not fit, or an output overlaps an input or another output.
     """
     given = {
         "dropout_ratio": dropout_ratio,
@@ -132,9 +130,9 @@ def hstu_lmsd_backward(
         "concat_u": concat_u,
         "concat_x": concat_x,
     }
-    missing = [name for name, value in given.items() if value is _MISSING]
+    missing = [name for name, value in given.items() if value is None]
     if missing:
-        raise TypeError(f"hstu_lmsd_backward: pass forward's {', '.join(missing)} explicitly")
+        raise ValueError(f"hstu_lmsd_backward: pass forward's {', '.join(missing)} explicitly")
     cfg = LmsdConfig(num_groups=num_groups, **given)
     contract.check_inputs(x_tensor, u_tensor, weight_tensor, bias_tensor, cfg)
     contract.check_saved(dy_tensor, x_tensor, mean_tensor, rstd_tensor, mask_tensor, cfg)
