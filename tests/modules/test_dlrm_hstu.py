@@ -53,6 +53,21 @@ def test_every_parameter_gets_a_gradient(toy):
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
 
 
+def test_a_small_batch_can_be_learned_by_heart(toy):
+    model = toy.model(input_dropout_ratio=0.1, output_dropout_ratio=0.1)
+    batch = toy.batch(toy.samples([6, 9, 3, 12, 0, 5], [1, 2, 3, 1, 2, 3]))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    torch.manual_seed(0)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = model(*batch).loss
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.1 * losses[0]
+
+
 # ---- What a score may depend on ----
 
 

@@ -159,6 +159,15 @@ def test_recomputing_changes_no_bit(flags):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("recompute", [True, False])
+def test_recomputed_y_is_not_kept(recompute):
+    layer = STULayer(config(recompute_y=recompute))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
+        layer(torch.randn(9, 16, requires_grad=True), offsets_of([9]), 9)
+    assert ((9, 3 * 16) in kept) is not recompute
+
+
 def test_the_upper_bound_of_lengths_changes_nothing():
     layer = randomise(STULayer(config()))
     x = torch.randn(16, 16)
