@@ -95,7 +95,8 @@ class STULayerConfig:
 class STULayer(nn.Module):
     """One layer: norm → UVQK projection → attention → LMSD → output projection → residual.
 
-    Parameters carry the public model's names and layouts, kept in fp32 and cast to the dtype of x where used.
+    Parameters carry the public model's names and layouts. Under autocast they stay fp32 and the products run in the
+    autocast dtype; without it they are cast to the dtype of x.
     """
 
     def __init__(self, config: STULayerConfig) -> None:
@@ -132,14 +133,14 @@ class STULayer(nn.Module):
             ``[T, D]``, dtype of x.
         """
         self.check_mode()
-        c, dtype = self.config, x.dtype
+        c = self.config
         u, attention = hstu_preprocess_attention(
             x,
-            self._input_norm_weight.to(dtype),
-            self._input_norm_bias.to(dtype),
+            _cast(self._input_norm_weight, x),
+            _cast(self._input_norm_bias, x),
             NORM_EPS,
-            self._uvqk_weight.to(dtype),
-            self._uvqk_beta.to(dtype),
+            _cast(self._uvqk_weight, x),
+            _cast(self._uvqk_beta, x),
             c.num_heads,
             c.attention_dim,
             c.hidden_dim,
@@ -181,12 +182,12 @@ class STULayer(nn.Module):
         return self._project_output(*args)
 
     def _project_output(self, x, u, attention, seed, row_indices) -> torch.Tensor:
-        c, dtype = self.config, x.dtype
+        c = self.config
         y = hstu_lmsd(
             attention,
             u,
-            self._output_norm_weight.to(dtype),
-            self._output_norm_bias.to(dtype),
+            self._output_norm_weight,
+            self._output_norm_bias,
             eps=NORM_EPS,
             dropout_ratio=c.output_dropout_ratio if self.training else 0.0,
             seed=seed,
@@ -194,7 +195,7 @@ class STULayer(nn.Module):
             num_groups=c.num_heads if c.use_group_norm else 1,
             backend=c.backend,
         )
-        return torch.addmm(x, y, self._output_weight.to(dtype))
+        return torch.addmm(x, y, _cast(self._output_weight, x))
 
     def attention_normaliser(self, seq_offsets: torch.Tensor) -> float | torch.Tensor:
         """The attention divisor N: a float, or under ``batch_max`` a 0-d fp32 tensor on the batch's device."""
@@ -211,6 +212,11 @@ class STULayer(nn.Module):
         """Raise if a layer that was built for inference is asked to train."""
         if self.config.is_inference and self.training:
             raise ValueError("is_inference=True but the layer is in training mode: call eval() or build it without it")
+
+
+def _cast(parameter: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The parameter in the dtype of x, unless autocast looks after dtypes."""
+    return parameter if torch.is_autocast_enabled(x.device.type) else parameter.to(x.dtype)
 
 
 class STUStack(nn.Module):

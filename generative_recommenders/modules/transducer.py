@@ -84,8 +84,7 @@ class HSTUTransducer(nn.Module):
         if max_seq_len is None:
             max_seq_len = int(sequence.offsets.diff().max()) if sequence.offsets.numel() > 1 else 0
         x = self.encode_positions(sequence)
-        with torch.autocast(x.device.type, enabled=False):  # layers cast their parameters to the dtype of x themselves
-            candidate_rows, full = self.run_stack(x, sequence, max_seq_len)
+        candidate_rows, full = self.run_stack(x, sequence, max_seq_len)
         encoded = self.postprocessor(candidate_rows, candidates.timestamps)
         return TransducerOutput(
             candidates=encoded.to(torch.promote_types(encoded.dtype, torch.float32)),

@@ -134,6 +134,19 @@ def test_layer_equals_the_dense_formula_in_float32(name):
     compare(*SHAPES[name], torch.float32, 2e-5)
 
 
+@pytest.mark.parametrize("autocast", [True, False])
+def test_bfloat16_rows_with_float32_parameters(autocast):
+    layer = randomise(STULayer(config()))
+    x = torch.randn(16, 16, generator=torch.Generator().manual_seed(2))
+    want, gradients = run(layer, x, [9, 7], [1, 2])
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        got, rough = run(layer, x.bfloat16(), [9, 7], [1, 2])
+    assert got.dtype == torch.bfloat16
+    assert rough[0].dtype == torch.bfloat16 and all(g.dtype == torch.float32 for g in rough[1:])
+    for a, b in zip([got, *rough], [want, *gradients], strict=True):
+        assert (a - b).norm() < 0.03 * b.norm()
+
+
 def run(layer, x, lengths, targets, bound=None):
     x = x.clone().requires_grad_()
     layer.zero_grad()
