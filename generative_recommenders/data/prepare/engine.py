@@ -71,7 +71,9 @@ class Limits:
                 "autoload_known_extensions": False,
             }
         )
-        connection.execute("SET enable_progress_bar = false")
+        # Progress is counted (for Progress.follow), not printed.
+        connection.execute("SET enable_progress_bar = true")
+        connection.execute("SET enable_progress_bar_print = false")
         return connection
 
 

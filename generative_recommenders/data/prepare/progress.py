@@ -6,15 +6,15 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TextIO
 
 
 class Progress:
     """Prints while a stage runs: every half second on a terminal, every 15 s elsewhere; ``stream=None`` is silent.
 
-    Engine calls block, so a thread of its own prints. While the engine sorts before its first row comes out, only the
-    time spent is known; from then on the share done gives the time left.
+    Engine calls block, so a thread of its own prints; while a query sorts and no row has come out, the engine's own
+    estimate of its progress stands for rows done.
     """
 
     def __init__(self, stream: TextIO | None = sys.stderr) -> None:
@@ -23,11 +23,13 @@ class Progress:
         self._done = self._total = self._start_done = 0
         self._title = ""
         self._began = self._last_line = 0.0
+        self._query: tuple[Callable[[], float], int, int] | None = None
 
     @contextlib.contextmanager
     def stage(self, title: str, total: int, done: int = 0) -> Iterator[Progress]:
         """Report ``title`` from ``done`` to ``total`` events until the block ends; then one closing line."""
         self._title, self._total, self._done, self._start_done = title, total, done, done
+        self._query = None
         self._began = self._last_line = time.monotonic()
         stop = threading.Event()
         ticker = threading.Thread(target=self._tick, args=(stop,), daemon=True)
@@ -48,6 +50,10 @@ class Progress:
         """Another ``events`` events are done."""
         self._done += events
 
+    def follow(self, percent: Callable[[], float], events: int) -> None:
+        """A query over the next ``events`` events begins; ``percent`` is the engine's estimate, negative if unknown."""
+        self._query = (percent, self._done, events)
+
     def say(self, text: str) -> None:
         """A line of its own."""
         self._print(text, end="\n")
@@ -55,14 +61,21 @@ class Progress:
     def line(self) -> str:
         """The current line."""
         spent = time.monotonic() - self._began
-        done = self._done - self._start_done
-        share = self._done / self._total if self._total else 1.0
+        reached = self._reached()
+        done = reached - self._start_done
+        share = reached / self._total if self._total else 1.0
         text = f"{self._title}: {100 * share:3.0f} % of {self._total:,} events · {_clock(spent)} spent"
         if not done:
             return text
         text += f" · {done / max(spent, 1e-9) / 1e6:.2f} M events/s"
-        left = self._total - self._done
+        left = self._total - reached
         return text + (f" · {_clock(spent * left / done)} left" if left else "")
+
+    def _reached(self) -> int:
+        if self._query is None or self._done >= self._total:
+            return self._done
+        percent, start, events = self._query
+        return max(self._done, start + int(max(percent(), 0.0) / 100 * events))
 
     def _tick(self, stop: threading.Event) -> None:
         while not stop.wait(0.5):

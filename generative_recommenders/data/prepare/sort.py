@@ -47,6 +47,7 @@ def sort_events(
         stack.enter_context(progress.stage("sort", facts["events"], done["events"]))
         for first, last in _passes(offsets, events_per_pass, done["users"]):
             query = _query(source, connection, first, last, whole=(first, last) == (0, facts["users"]))
+            progress.follow(connection.query_progress, int(offsets[last] - offsets[first]))
             for rows in _batches(connection, query):
                 for column, writer in writers.items():
                     writer.append(rows[column])
