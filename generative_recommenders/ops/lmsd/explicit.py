@@ -122,7 +122,8 @@ def hstu_lmsd_backward(
 
     Raises:
         TypeError: a dtype is wrong.
-        ValueError: forward configuration is missing (named), shapes, saved tensors or alignment do not fit, or an output overlaps an input or another output.
+        ValueError: forward configuration is missing (the message names it); shapes, saved tensors or alignment do not
+            fit; or an output overlaps an input or another output.
     """
     given = {
         "dropout_ratio": dropout_ratio,
