@@ -38,7 +38,10 @@ class DlrmHSTUConfig:
         attn_norm, attn_alpha, causal, target_aware, max_attn_len, contextual_seq_len, use_group_norm,
             recompute_normed_x, recompute_uvqk, recompute_y, sort_by_length, is_inference, backend: see
             ``STULayerConfig``. Recomputation saves memory and costs time: a CPU run is faster without.
+        recompute_preprocessor: redo the MLPs over all rows in the backward instead of keeping what they computed.
         return_full_embeddings: also return every row of the stack's output.
+        last_layer_targets_only, targets_only_eval, targets_only_several_targets, targets_only_computation: see
+            ``TargetsOnlyGate``.
         autocast: dtype of the transducer: ``"bfloat16"``, ``"float32"`` or ``"auto"`` (bfloat16 on a GPU).
             The item tower, the heads and the losses are always fp32.
     """
@@ -75,10 +78,15 @@ class DlrmHSTUConfig:
     recompute_normed_x: bool = True
     recompute_uvqk: bool = True
     recompute_y: bool = True
+    recompute_preprocessor: bool = False
     sort_by_length: bool = True
     is_inference: bool = False
     backend: str | None = None
     return_full_embeddings: bool = False
+    last_layer_targets_only: bool = False
+    targets_only_eval: bool = True
+    targets_only_several_targets: bool = False
+    targets_only_computation: str = "auto"
     autocast: str = "auto"
 
     def __post_init__(self) -> None:

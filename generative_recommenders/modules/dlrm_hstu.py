@@ -15,10 +15,11 @@ from generative_recommenders.modules.layers import swish_mlp
 from generative_recommenders.modules.multitask import MultitaskHead, TaskConfig
 from generative_recommenders.modules.positional_encoder import PositionalEncoder
 from generative_recommenders.modules.postprocessors import make_postprocessor
-from generative_recommenders.modules.preprocessor import ContextualPreprocessor, JaggedRows
+from generative_recommenders.modules.preprocessor import ContextualPreprocessor, JaggedRows, PreparedSequence
 from generative_recommenders.modules.stu import STULayer, STUStack
 from generative_recommenders.modules.table_init import fill_table_rows_
-from generative_recommenders.modules.transducer import HSTUTransducer, TransducerOutput
+from generative_recommenders.modules.targets_only import TargetsOnlyGate
+from generative_recommenders.modules.transducer import HSTUTransducer
 from generative_recommenders.ops.jagged import complete_cumsum
 
 __all__ = ["DlrmHSTU", "DlrmHSTUConfig", "DlrmOutput", "TaskConfig", "candidate_name", "embedding_configs"]
@@ -126,10 +127,14 @@ class DlrmHSTU(nn.Module):
         history, targets = _to_dict(uih), _to_dict(candidates)
         self._check_features(history, targets, uih.stride(), candidates.stride())
         embedded = self.embed(history, targets)
-        encoded = self.encode(embedded, history, targets, max_seq_len)
         item_embedding = self.item_tower(
             torch.cat([embedded[name].values() for name in self.config.candidate_feature_names], dim=1)
         )
+        with self._autocast(item_embedding.device.type):
+            sequence = self.prepare(embedded, history, targets)
+            del embedded  # fp32 rows of every feature: most of the memory, and not needed by the stack
+            bound = self._length_bound(sequence.seq_lengths, max_seq_len)
+            encoded = self.transducer.encode(sequence, bound)
         result = self.head(encoded.candidates, item_embedding, self._label_values(targets))
         loss = sum(result.losses.values()) if result.losses else encoded.candidates.new_zeros(())
         return DlrmOutput(
@@ -164,14 +169,13 @@ class DlrmHSTU(nn.Module):
         )
         return self.embedding_collection(features)
 
-    def encode(
+    def prepare(
         self,
         embedded: Mapping[str, JaggedTensor],
         history: Mapping[str, JaggedTensor],
         candidates: Mapping[str, JaggedTensor],
-        max_seq_len: int | None = None,
-    ) -> TransducerOutput:
-        """The transducer, in the configured precision; arguments as ``forward``."""
+    ) -> PreparedSequence:
+        """The transducer's input: context, history and candidates of every sample as one jagged sequence."""
         c = self.config
         item, *attributes = c.item_feature_names
         uih_rows = JaggedRows(
@@ -189,27 +193,26 @@ class DlrmHSTU(nn.Module):
         contextual = [
             (embedded[name].values(), complete_cumsum(history[name].lengths())) for name in c.contextual_feature_names
         ]
-        bound = self._length_bound(uih_rows.offsets + candidate_rows.offsets, max_seq_len)
-        device = uih_rows.item.device.type
-        bf16 = c.autocast == "bfloat16" or (c.autocast == "auto" and device == "cuda")
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=bf16):
-            return self.transducer(uih_rows, candidate_rows, history[ACTION_WEIGHT].values(), contextual, bound)
+        return self.transducer.prepare(uih_rows, candidate_rows, history[ACTION_WEIGHT].values(), contextual)
 
-    def _length_bound(self, offsets: torch.Tensor, max_seq_len: int | None) -> int:
-        """The host's upper bound of the joined lengths, never above the model's constant."""
-        limit, context = self.config.max_seq_len, len(self.config.contextual_feature_names)
-        lengths = offsets.diff()
+    def _autocast(self, device: str) -> torch.autocast:
+        bf16 = self.config.autocast == "bfloat16" or (self.config.autocast == "auto" and device == "cuda")
+        return torch.autocast(device, dtype=torch.bfloat16, enabled=bf16)
+
+    def _length_bound(self, lengths: torch.Tensor, max_seq_len: int | None) -> int:
+        """The host's upper bound of the joined lengths ``[B]``, never above the model's constant."""
+        limit = self.config.max_seq_len
         if lengths.numel() == 0:
             return 0
-        if offsets.device.type == "cpu":
-            longest = int(lengths.max()) + context
+        if lengths.device.type == "cpu":
+            longest = int(lengths.max())
             if longest > limit:
                 raise ValueError(
                     f"a sequence has {longest} rows (context + history + candidates) but max_seq_len={limit}: "
                     "raise max_seq_len or shorten the history"
                 )
             return longest if max_seq_len is None else max(longest, min(max_seq_len, limit))
-        torch._assert_async((lengths.max() + context <= limit), f"a sequence is longer than max_seq_len={limit}")
+        torch._assert_async(lengths.max() <= limit, f"a sequence is longer than max_seq_len={limit}")
         return limit if max_seq_len is None else min(max_seq_len, limit)
 
     def _label_values(self, candidates: Mapping[str, JaggedTensor]) -> dict[str, torch.Tensor] | None:
@@ -269,6 +272,7 @@ def _make_transducer(config: DlrmHSTUConfig) -> HSTUTransducer:
             num_attributes=len(config.item_feature_names) - 1,
             action_weights=config.action_weights,
             action_dim=config.action_dim,
+            recompute=config.recompute_preprocessor,
         ),
         positional_encoder=PositionalEncoder(
             config.hstu_embedding_dim, config.num_position_buckets, config.num_time_buckets, num_contextual
@@ -277,4 +281,10 @@ def _make_transducer(config: DlrmHSTUConfig) -> HSTUTransducer:
         postprocessor=make_postprocessor(config.postprocessor, config.hstu_embedding_dim, config.full_turn),
         input_dropout_ratio=config.input_dropout_ratio,
         return_full_embeddings=config.return_full_embeddings,
+        targets_only=TargetsOnlyGate(
+            enabled=config.last_layer_targets_only,
+            eval_enabled=config.targets_only_eval,
+            several_targets=config.targets_only_several_targets,
+            computation=config.targets_only_computation,
+        ),
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from generative_recommenders.modules.action_encoder import ActionEncoder
 from generative_recommenders.modules.layers import swish_mlp
@@ -42,6 +43,8 @@ class PreparedSequence:
         timestamps: int64 ``[T]``, 0 for contextual rows.
         num_targets: int64 ``[B]``.
         candidate_rows: int64 ``[C]``, row of each candidate in x, candidates in the batch's order.
+        candidate_timestamps: int64 ``[C]`` seconds, in the batch's order.
+        seq_lengths: int64 ``[B]``, rows of each sequence, in the batch's order.
         in_batch_order: whether sequences stand in the batch's order.
     """
 
@@ -50,6 +53,8 @@ class PreparedSequence:
     timestamps: torch.Tensor
     num_targets: torch.Tensor
     candidate_rows: torch.Tensor
+    candidate_timestamps: torch.Tensor
+    seq_lengths: torch.Tensor
     in_batch_order: bool
 
 
@@ -63,6 +68,7 @@ class ContextualPreprocessor(nn.Module):
         num_contextual: contextual features, each one row at the start of the sequence (0: none).
         num_attributes: attributes of an item (0: none, and no MLP for them).
         action_weights, action_dim: see ``ActionEncoder``.
+        recompute: redo the two MLPs over all rows in the backward instead of keeping what they computed.
     """
 
     def __init__(
@@ -74,8 +80,10 @@ class ContextualPreprocessor(nn.Module):
         num_attributes: int,
         action_weights: Sequence[int] = (1, 2, 4),
         action_dim: int = 8,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
+        self.recompute = recompute
         self.num_contextual = num_contextual
         self.num_attributes = num_attributes
         self.content_mlp = swish_mlp(input_dim, hidden_dim, output_dim)
@@ -115,7 +123,8 @@ class ContextualPreprocessor(nn.Module):
             offsets.insert(0, torch.arange(slots.shape[0] + 1, device=rows.device) * self.num_contextual)
             times.insert(0, times[0].new_zeros(slots.shape[0] * self.num_contextual))
         num_targets = candidates.offsets.diff()
-        order = torch.stack(offsets).sum(0).diff().argsort(descending=True, stable=True) if longest_first else None
+        lengths = torch.stack(offsets).sum(0).diff()
+        order = lengths.argsort(descending=True, stable=True) if longest_first else None
         join = interleave(offsets, [part.shape[0] for part in parts], order)
         return PreparedSequence(
             x=join.place(parts),
@@ -123,16 +132,23 @@ class ContextualPreprocessor(nn.Module):
             timestamps=join.place(times),
             num_targets=num_targets if order is None else num_targets[order],
             candidate_rows=join.rows[-1],
+            candidate_timestamps=candidates.timestamps,
+            seq_lengths=lengths,
             in_batch_order=order is None,
         )
 
     def embed_rows(self, history: JaggedRows, candidates: JaggedRows, action_bits: torch.Tensor) -> torch.Tensor:
         """Content + attributes + action of all history rows, then all candidate rows: ``[Lh + C, D]``."""
-        x = self.content_mlp(_joined([(history.item, candidates.item)]))
+        x = self._run(self.content_mlp, _joined([(history.item, candidates.item)]))
         if self.attribute_mlp is not None:
             pairs = zip(history.attributes, candidates.attributes, strict=True)
-            x = x + self.attribute_mlp(_joined(list(pairs)))
+            x = x + self._run(self.attribute_mlp, _joined(list(pairs)))
         return x + self.action_encoder(action_bits, candidates.item.shape[0])
+
+    def _run(self, mlp: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(mlp, rows, use_reentrant=False, preserve_rng_state=False)
+        return mlp(rows)
 
     def embed_context(self, contextual: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
         """Each slot through its own linear: ``[B, slots, D]``."""

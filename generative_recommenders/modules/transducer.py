@@ -12,6 +12,8 @@ from torch import nn
 from generative_recommenders.modules.positional_encoder import PositionalEncoder
 from generative_recommenders.modules.preprocessor import ContextualPreprocessor, JaggedRows, PreparedSequence
 from generative_recommenders.modules.stu import STUStack
+from generative_recommenders.modules.targets_only import LastLayerDecision, LastLayerUse, TargetsOnlyGate
+from generative_recommenders.ops.candidate_attention import CandidateRows
 from generative_recommenders.ops.jagged import place_rows, take_rows
 from generative_recommenders.ops.position import SequenceRows
 
@@ -44,6 +46,7 @@ class HSTUTransducer(nn.Module):
         preprocessor, positional_encoder, stack, postprocessor: its parts.
         input_dropout_ratio: dropout of the encoded sequence, in training.
         return_full_embeddings: also return every row of the stack's output.
+        targets_only: decides per batch whether the last layer runs for candidate rows alone; ``None``: never.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class HSTUTransducer(nn.Module):
         postprocessor: nn.Module,
         input_dropout_ratio: float = 0.2,
         return_full_embeddings: bool = False,
+        targets_only: TargetsOnlyGate | None = None,
     ) -> None:
         super().__init__()
         self.preprocessor = preprocessor
@@ -64,6 +68,12 @@ class HSTUTransducer(nn.Module):
         # Every row in the batch's order is part of what full embeddings promise.
         self.longest_first = stack.sort_by_length and not return_full_embeddings
         self.return_full_embeddings = return_full_embeddings
+        self.targets_only = TargetsOnlyGate() if targets_only is None else targets_only
+
+    @property
+    def last_layer_decision(self) -> LastLayerDecision | None:
+        """How the last layer ran for the last batch, and why; ``None`` before the first."""
+        return self.targets_only.last_decision
 
     def forward(
         self,
@@ -73,40 +83,61 @@ class HSTUTransducer(nn.Module):
         contextual: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
         max_seq_len: int | None = None,
     ) -> TransducerOutput:
-        """Encode a batch.
+        """Encode a batch: ``prepare``, then ``encode``.
 
         Args:
             history, candidates, action_bits, contextual: as ``ContextualPreprocessor.forward``.
             max_seq_len: host integer, an upper bound of the joined lengths; ``None`` reads it from the batch (a device
                 sync on a GPU).
         """
-        sequence = self.preprocessor(history, candidates, action_bits, contextual, self.longest_first)
-        if max_seq_len is None:
-            max_seq_len = int(sequence.offsets.diff().max()) if sequence.offsets.numel() > 1 else 0
-        x = self.encode_positions(sequence)
-        candidate_rows, full = self.run_stack(x, sequence, max_seq_len)
-        encoded = self.postprocessor(candidate_rows, candidates.timestamps)
-        return TransducerOutput(
-            candidates=encoded.to(torch.promote_types(encoded.dtype, torch.float32)),
-            num_rows=x.shape[0],
-            seq_lengths=self._batch_lengths(history, candidates),
-            full=full,
-            full_offsets=None if full is None else sequence.offsets,
-        )
+        return self.encode(self.prepare(history, candidates, action_bits, contextual), max_seq_len)
 
-    def encode_positions(self, sequence: PreparedSequence) -> torch.Tensor:
-        """Position and time embeddings, input dropout, dtype of the stack: ``[T, D]``."""
+    def prepare(
+        self,
+        history: JaggedRows,
+        candidates: JaggedRows,
+        action_bits: torch.Tensor,
+        contextual: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
+    ) -> PreparedSequence:
+        """Join the rows, add position and time embeddings, drop out, cast to the stack's dtype.
+
+        The result holds no looked-up embeddings, so whoever holds those can let them go before the stack runs.
+        """
+        sequence = self.preprocessor(history, candidates, action_bits, contextual, self.longest_first)
         rows = SequenceRows.from_offsets(sequence.offsets, sequence.x.shape[0])
         x = self.positional_encoder(sequence.x, rows, sequence.timestamps, sequence.num_targets)
         x = F.dropout(x, self.input_dropout_ratio, self.training)
         device = x.device.type
-        return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+        x = x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+        return dataclasses.replace(sequence, x=x)
+
+    def encode(self, sequence: PreparedSequence, max_seq_len: int | None = None) -> TransducerOutput:
+        """Run the stack and the postprocessor on a prepared batch; ``max_seq_len`` as ``forward``."""
+        if max_seq_len is None:
+            max_seq_len = int(sequence.seq_lengths.max()) if sequence.seq_lengths.numel() else 0
+        candidate_rows, full = self.run_stack(sequence.x, sequence, max_seq_len)
+        encoded = self.postprocessor(candidate_rows, sequence.candidate_timestamps)
+        return TransducerOutput(
+            candidates=encoded.to(torch.promote_types(encoded.dtype, torch.float32)),
+            num_rows=sequence.x.shape[0],
+            seq_lengths=sequence.seq_lengths,
+            full=full,
+            full_offsets=None if full is None else sequence.offsets,
+        )
 
     def run_stack(
         self, x: torch.Tensor, sequence: PreparedSequence, max_seq_len: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """All layers; candidate rows ``[C, D]`` in the batch's order, and all rows if they were asked for."""
-        x = self.stack(x, sequence.offsets, max_seq_len, sequence.num_targets)
+        batch = sequence.offsets, max_seq_len, sequence.num_targets
+        last = self.stack.layers[-1].config if len(self.stack) else None
+        use = LastLayerUse(num_layers=len(self.stack), full_embeddings=self.return_full_embeddings)
+        decision, summary = self.targets_only.decide(last, use, self.training, x, sequence.num_targets)
+        if decision.engaged:
+            candidates = CandidateRows.of(sequence.offsets, sequence.num_targets, summary)
+            rows = self.stack.forward_targets_only(x, *batch, candidates, decision.computation)
+            return self.restore_candidate_order(rows, sequence), None
+        x = self.stack(x, *batch)
         return take_rows(x, sequence.candidate_rows), x if self.return_full_embeddings else None
 
     def restore_candidate_order(self, rows: torch.Tensor, sequence: PreparedSequence) -> torch.Tensor:
@@ -114,6 +145,3 @@ class HSTUTransducer(nn.Module):
         if sequence.in_batch_order:
             return rows
         return place_rows(rows.shape[0], [sequence.candidate_rows.argsort()], [rows])
-
-    def _batch_lengths(self, history: JaggedRows, candidates: JaggedRows) -> torch.Tensor:
-        return (history.offsets + candidates.offsets).diff() + self.preprocessor.num_contextual

@@ -1,9 +1,11 @@
 """The whole ranker: shapes, invariances, leaks, empty batches, configurations and errors."""
 
 import contextlib
+import gc
 import itertools
 import pathlib
 import re
+import weakref
 
 import pytest
 import torch
@@ -219,6 +221,37 @@ def test_postprocessors_layers_and_table_widths(toy, postprocessor, layers, widt
     assert out.loss.isfinite()
     if postprocessor == "l2_norm":
         same(out.user_embedding.norm(dim=1), torch.ones(sum(CANDIDATES)))
+
+
+def test_recomputing_the_preprocessor_changes_nothing(toy):
+    samples = toy.samples(HISTORIES, CANDIDATES)
+    gradients = []
+    for recompute in (False, True):
+        model = toy.model(recompute_preprocessor=recompute)
+        model(*toy.batch(samples)).loss.backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for a, b in zip(*gradients, strict=True):
+        same(a, b)
+
+
+def test_looked_up_rows_are_let_go_before_the_stack_runs(toy, monkeypatch):
+    """They are fp32 rows of every feature of every event: at full size more than what a layer keeps."""
+    model, looked_up = toy.model(), []
+    embed, run_stack = model.embed, model.transducer.run_stack
+
+    def remember(*args):
+        result = embed(*args)
+        looked_up.extend(weakref.ref(rows.values()) for rows in result.values())
+        return result
+
+    def check(*args):
+        gc.collect()
+        assert looked_up and all(rows() is None for rows in looked_up)
+        return run_stack(*args)
+
+    monkeypatch.setattr(model, "embed", remember)
+    monkeypatch.setattr(model.transducer, "run_stack", check)
+    model(*toy.batch(toy.samples(HISTORIES, CANDIDATES))).loss.backward()
 
 
 def test_full_embeddings_hold_the_candidates_rows(toy):
