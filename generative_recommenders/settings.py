@@ -133,6 +133,29 @@ declare(
         choices=BACKEND_NAMES[:2],
     )
 )
+declare(
+    Knob("TRITON_HSTU_LAST_LAYER_TARGETS_ONLY", bool, False, "Run the last layer for the candidate rows alone (exact).")
+)
+declare(
+    Knob("TRITON_HSTU_TARGETS_ONLY_EVAL", bool, True, "Whether evaluation may use the targets-only last layer too.")
+)
+declare(
+    Knob(
+        "TRITON_HSTU_TARGETS_ONLY_SEVERAL_TARGETS",
+        bool,
+        False,
+        "Admit batches with other than one target per sequence to the targets-only last layer.",
+    )
+)
+declare(
+    Knob(
+        "TRITON_HSTU_TARGETS_ONLY_COMPUTATION",
+        str,
+        "auto",
+        "How the targets-only layer attends: absorbed (no keys or values), materialised, or the faster that can serve.",
+        choices=("auto", "absorbed", "materialised"),
+    )
+)
 declare(Knob("HSTU_TRACEBACK", bool, False, "Show the Python traceback of an error the trainer reports in one line."))
 declare(
     Knob(

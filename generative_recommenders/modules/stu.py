@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from generative_recommenders.ops.attention import hstu_preprocess_attention
+from generative_recommenders.ops.candidate_attention import CandidateRows, candidate_attention
 from generative_recommenders.ops.lmsd import hstu_lmsd
 
 NORM_EPS = 1e-6
@@ -159,6 +160,45 @@ class STULayer(nn.Module):
         seed = self.next_dropout_seed(x.device) if self.training else 0
         return self.output(x, u, attention, seed)
 
+    def forward_targets_only(
+        self, x: torch.Tensor, seq_offsets: torch.Tensor, candidates: CandidateRows, computation: str = "absorbed"
+    ) -> torch.Tensor:
+        """Run the layer for the candidate rows alone: the same function of the same inputs as ``forward`` there.
+
+        It draws one dropout seed, as ``forward`` does, and each candidate keeps the mask of its row in the full batch.
+        Only for layers that ``modules.targets_only.static_blockers`` finds nothing against.
+
+        Args:
+            x: ``[T, D]``, all rows. seq_offsets: int64 ``[B + 1]``.
+            candidates: which rows are candidates.
+            computation: ``"absorbed"`` or ``"materialised"``.
+
+        Returns:
+            ``[C, D]``, candidates sequence after sequence, dtype of x.
+        """
+        self.check_mode()
+        c = self.config
+        with torch.autocast(x.device.type, enabled=False):  # products run in the dtype of x
+            own, u, attention = candidate_attention(
+                x,
+                seq_offsets,
+                candidates,
+                self._input_norm_weight,
+                self._input_norm_bias,
+                NORM_EPS,
+                self._uvqk_weight,
+                self._uvqk_beta,
+                c.num_heads,
+                c.attention_dim,
+                c.hidden_dim,
+                c.alpha,
+                self.attention_normaliser(seq_offsets),
+                computation,
+                c.backend,
+            )
+        seed = self.next_dropout_seed(x.device) if self.training else 0
+        return self._project_output(own, u, attention, seed, candidates.rows)
+
     def output(
         self,
         x: torch.Tensor,
@@ -248,3 +288,18 @@ class STUStack(nn.Module):
         for layer in self.layers:
             x = layer(x, seq_offsets, max_seq_len, num_targets)
         return x
+
+    def forward_targets_only(
+        self,
+        x: torch.Tensor,
+        seq_offsets: torch.Tensor,
+        max_seq_len: int,
+        num_targets: torch.Tensor,
+        candidates: CandidateRows,
+        computation: str = "absorbed",
+    ) -> torch.Tensor:
+        """``[T, D]`` → ``[C, D]``: every layer but the last on all rows, the last for the candidates alone."""
+        *others, last = self.layers
+        for layer in others:
+            x = layer(x, seq_offsets, max_seq_len, num_targets)
+        return last.forward_targets_only(x, seq_offsets, candidates, computation)

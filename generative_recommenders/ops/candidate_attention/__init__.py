@@ -15,7 +15,7 @@ from generative_recommenders.ops.candidate_attention.materialised import (
     why_not_materialised,
 )
 from generative_recommenders.ops.candidate_attention.rows import CandidateRows, TargetSummary
-from generative_recommenders.ops.dispatch import Backend, always, choose_backend, why_not_triton
+from generative_recommenders.ops.dispatch import Backend, always, choose_backend, parse_backend, why_not_triton
 
 __all__ = ["COMPUTATIONS", "CandidateRows", "TargetSummary", "candidate_attention", "why_not_computation"]
 
@@ -66,9 +66,8 @@ def candidate_attention(
     """
     _check(x, uvqk_weight, num_heads, attn_dim, hidden_dim, computation)
     candidates = num_targets if isinstance(num_targets, CandidateRows) else CandidateRows.of(seq_offsets, num_targets)
-    reason = lambda: why_not_triton(x) or why_not_computation(computation, x, num_heads, candidates.summary)  # noqa: E731
-    chosen = choose_backend("candidate_attention", backend, {Backend.TRITON: reason, Backend.PYTORCH: always})
-    if chosen is Backend.PYTORCH:
+    checks = _checks(computation, x, num_heads, candidates.summary)
+    if choose_backend("candidate_attention", backend, checks) is Backend.PYTORCH:
         parameters = [p.to(x.dtype) for p in (norm_weight, norm_bias, uvqk_weight, uvqk_bias)]
         rest = (num_heads, attn_dim, hidden_dim, alpha, attn_norm, computation)
         return reference.candidate_attention(
@@ -79,8 +78,27 @@ def candidate_attention(
     return compute(x, seq_offsets, candidates, norm_weight, norm_bias, uvqk_weight, uvqk_bias, sizes)
 
 
-def why_not_computation(computation: str, x: torch.Tensor, num_heads: int, summary: TargetSummary) -> str | None:
-    """Why the Triton kernels of a computation cannot serve such a batch, or ``None``; plain PyTorch serves all."""
+def why_not_computation(
+    computation: str, x: torch.Tensor, num_heads: int, summary: TargetSummary, backend: Backend | str | None = None
+) -> str | None:
+    """Why a computation cannot serve such a batch without falling back to padded plain PyTorch on a GPU, or ``None``.
+
+    Plain PyTorch serves every batch, but pads sequences: it counts only where it was asked for or on a CPU.
+    """
+    if choose_backend("candidate_attention", backend, _checks(computation, x, num_heads, summary)) is Backend.TRITON:
+        return None
+    if x.device.type != "cuda" or parse_backend(backend) is Backend.PYTORCH:
+        return None
+    return why_not_triton(x) or _why_not_kernels(computation, x, num_heads, summary)
+
+
+def _checks(computation, x, num_heads, summary) -> dict:
+    """Backends, best first, each with the check that names what it cannot serve."""
+    triton = lambda: why_not_triton(x) or _why_not_kernels(computation, x, num_heads, summary)  # noqa: E731
+    return {Backend.TRITON: triton, Backend.PYTORCH: always}
+
+
+def _why_not_kernels(computation, x, num_heads, summary) -> str | None:
     if computation == "absorbed":
         return why_not_absorbed(x, num_heads)
     return why_not_materialised(x, summary)

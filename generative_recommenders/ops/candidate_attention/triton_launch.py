@@ -32,28 +32,43 @@ class Tile:
     stages: int
 
 
-def tile_for(width: int, dtype: torch.dtype, backward: bool) -> Tile:
+def tile_for(width: int, dtype: torch.dtype, backward: bool, hopper: bool) -> Tile:
     """The tile of rows of this width.
 
-    64 rows are one Hopper matrix operand; wider or fp32 rows take fewer so that two tiles fit shared memory. Blocks of
-    at most 256 columns bound the registers of the backward's fp32 results.
+    On Hopper, 64 rows are one warp group's matrix operand and are read from shared memory as loaded: at 512 columns in
+    half precision two forward programs fit a multiprocessor, or one backward program with three tiles in flight (its
+    blocks of 128 columns bound the registers of an fp32 result). Elsewhere operands pass through registers: 16 rows.
     """
     padded = max(16, triton.next_power_of_2(width))
-    block_dim = min(256, padded)
-    rows = max(16, min(64, 64 * 1024 // (padded * dtype.itemsize)))
-    return Tile(padded // block_dim, block_dim, rows, 8 if padded >= 256 else 4, 3)
+    if hopper and dtype.itemsize == 2 and padded <= 512:
+        block_dim = min(128, padded) if backward else padded
+        return Tile(padded // block_dim, block_dim, 64, 4, 3 if backward else 2)
+    block_dim = min(128, padded)
+    return Tile(padded // block_dim, block_dim, 16, 8 if padded >= 256 else 4, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What the launches ask of a device: multiprocessors, Hopper or not, descriptors copied by hardware or not."""
+
+    processors: int
+    hopper: bool
+    descriptors: bool
+
+
+INTERPRETER = Device(processors=1, hopper=False, descriptors=True)
 
 
 @functools.lru_cache
-def _device_facts(index: int) -> tuple[int, bool]:
-    """Multiprocessors, and whether tensor descriptors are copied by hardware (Hopper and later)."""
+def _device_facts(index: int) -> Device:
     properties = torch.cuda.get_device_properties(index)
-    return properties.multi_processor_count, torch.version.hip is None and properties.major >= 9
+    nvidia = torch.version.hip is None
+    return Device(properties.multi_processor_count, nvidia and properties.major == 9, nvidia and properties.major >= 9)
 
 
-def _facts(device: torch.device) -> tuple[int, bool]:
+def _facts(device: torch.device) -> Device:
     if device.type != "cuda":
-        return 1, True  # the interpreter: exercise the descriptor path
+        return INTERPRETER
     return _device_facts(torch.cuda.current_device() if device.index is None else device.index)
 
 
@@ -63,12 +78,12 @@ def choose_splits(sequences: int, rows: int, processors: int) -> int:
     return max(1, min(wanted, rows // max(1, sequences) // MIN_SPLIT_ROWS))
 
 
-def _descriptor(x: torch.Tensor, tile: Tile, hardware: bool):
+def _descriptor(x: torch.Tensor, tile: Tile):
     """A descriptor of x in blocks for the copy engine, or ``None`` where the blocks do not divide or align for it."""
     itemsize = x.element_size()
     fits = tile.blocks * tile.block_dim == x.shape[1] and itemsize == 2
     aligned = x.data_ptr() % 16 == 0 and x.stride(0) * itemsize % 16 == 0
-    if not (hardware and fits and aligned):
+    if not (fits and aligned):
         return None
     from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -124,12 +139,12 @@ def forward_pass(
     stats = x.new_empty(x.shape[0], 2, dtype=torch.float32)
     if qw.shape[0] == 0 or x.shape[0] == 0:
         return torch.zeros_like(qw), stats
-    processors, hardware = _facts(x.device)
-    tile = tile_for(x.shape[1], x.dtype, backward=False)
+    device = _facts(x.device)
+    tile = tile_for(x.shape[1], x.dtype, backward=False, hopper=device.hopper)
     columns, per_operand, chunks = _chunking(candidates, sizes.num_heads, spare=1)
-    splits = splits or choose_splits(sequences, x.shape[0], processors)
+    splits = splits or choose_splits(sequences, x.shape[0], device.processors)
     sums = qw.new_empty(splits, *qw.shape)
-    descriptor = _descriptor(x, tile, hardware)
+    descriptor = _descriptor(x, tile) if device.descriptors else None
     kernels.absorbed_forward_kernel[(sequences * splits * chunks,)](
         X=x,
         DESC=x if descriptor is None else descriptor,
@@ -175,17 +190,17 @@ def backward_pass(
     sequences = seq_offsets.numel() - 1
     if qw.shape[0] == 0 or x.shape[0] == 0:
         return torch.zeros_like(x), torch.zeros_like(qw)
-    processors, hardware = _facts(x.device)
-    tile = tile_for(x.shape[1], x.dtype, backward=True)
+    device = _facts(x.device)
+    tile = tile_for(x.shape[1], x.dtype, backward=True, hopper=device.hopper)
     columns, per_operand, chunks = _chunking(candidates, sizes.num_heads, spare=0)
-    splits = splits or choose_splits(sequences, x.shape[0], processors)
+    splits = splits or choose_splits(sequences, x.shape[0], device.processors)
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     sums = qw.new_empty(splits, *qw.shape)
     common = _common(x, tile, sizes)
     common |= dict(OFFSETS=seq_offsets, TARGET_OFFSETS=candidates.offsets, QW=qw, GS=gs, STATS=stats, DX=dx)
     common |= dict(X=x, stride_x=x.stride(0), stride_dx=dx.stride(0), splits=splits)
     common |= dict(DQ=qw.shape[2], TC=per_operand, KH=columns)
-    descriptor = _descriptor(x, tile, hardware)
+    descriptor = _descriptor(x, tile) if device.descriptors else None
     kernels.absorbed_backward_kernel[(sequences * splits * chunks,)](
         DESC=x if descriptor is None else descriptor,
         SUMS=sums,

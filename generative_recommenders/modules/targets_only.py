@@ -1,0 +1,190 @@
+"""The gate of the targets-only last layer: one decision per batch, whether the last layer runs for candidates alone.
+
+The loss of a ranker reads candidate rows only, so the last layer needs U, Q, attention, output norm and output
+projection for those rows alone, against the whole sequence; nothing that the loss reads changes. Where that holds is
+checked, never assumed, and how a failed check ends depends on what could be done about it:
+
+- the knob is off: not consulted, the full layer runs;
+- the model can never satisfy it (``static_blockers``): an error that names the option and the way out, because a silent
+  fallback reads as "the optimisation did not help";
+- this batch, this mode or this backend cannot: the full layer runs, and each distinct reason is logged once.
+
+All state lives on the gate, so two models in one process do not affect each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import torch
+
+from generative_recommenders.errors import UserError
+from generative_recommenders.modules.stu import STULayerConfig
+from generative_recommenders.ops.candidate_attention import COMPUTATIONS, TargetSummary, why_not_computation
+from generative_recommenders.ops.lmsd import supports_indexed_output_dropout
+
+logger = logging.getLogger(__name__)
+
+KNOB = "TRITON_HSTU_LAST_LAYER_TARGETS_ONLY"
+EVAL_KNOB = "TRITON_HSTU_TARGETS_ONLY_EVAL"
+SEVERAL_KNOB = "TRITON_HSTU_TARGETS_ONLY_SEVERAL_TARGETS"
+COMPUTATION_CHOICES = ("auto", *COMPUTATIONS)
+_BACKENDS = ("PYTORCH", "TRITON")
+
+
+@dataclasses.dataclass(frozen=True)
+class LastLayerDecision:
+    """How the last layer ran for one batch.
+
+    Attributes:
+        engaged: whether it ran for the candidate rows alone.
+        reason: why (or why not), in words.
+        computation: ``"full"``, ``"absorbed"`` or ``"materialised"``.
+    """
+
+    engaged: bool
+    reason: str
+    computation: str
+
+
+@dataclasses.dataclass(frozen=True)
+class LastLayerUse:
+    """What the model around the stack wants of the last layer; each of these rules targets-only out."""
+
+    num_layers: int
+    full_embeddings: bool = False
+    listwise: bool = False
+    interleaved_targets: bool = False
+
+
+NOT_CONSULTED = LastLayerDecision(False, "switched off", "full")
+
+
+class TargetsOnlyGate:
+    """Decides per batch; see the module's docstring.
+
+    Args:
+        enabled: the knob.
+        eval_enabled: whether evaluation may use it too.
+        several_targets: whether batches with other than one target per sequence may use it.
+        computation: ``"absorbed"``, ``"materialised"`` or ``"auto"`` (absorbed wherever it can serve, as the faster).
+
+    Attributes:
+        last_decision: of the last batch, ``None`` before the first.
+    """
+
+    def __init__(
+        self,
+        enabled: bool = False,
+        eval_enabled: bool = True,
+        several_targets: bool = False,
+        computation: str = "auto",
+    ) -> None:
+        if computation not in COMPUTATION_CHOICES:
+            raise ValueError(f"computation={computation!r} is not known: use {', '.join(COMPUTATION_CHOICES)}")
+        self.enabled = enabled
+        self.eval_enabled = eval_enabled
+        self.several_targets = several_targets
+        self.computation = computation
+        self.last_decision: LastLayerDecision | None = None
+        self._logged: set[str] = set()
+
+    def decide(
+        self,
+        layer: STULayerConfig | None,
+        use: LastLayerUse,
+        training: bool,
+        x: torch.Tensor,
+        num_targets: torch.Tensor,
+        summary: TargetSummary | None = None,
+    ) -> tuple[LastLayerDecision, TargetSummary | None]:
+        """Decide for one batch.
+
+        Args:
+            layer: configuration of the last layer, ``None`` for an empty stack.
+            use: what the model around it wants.
+            training: the model's mode.
+            x: ``[T, D]``, its input.
+            num_targets: int64 ``[B]``. summary: the same on the host; without it the counts of a GPU tensor are read,
+                which waits for the device, but only if the knob is on and nothing else rules the batch out.
+
+        Returns:
+            The decision (also ``last_decision``), and the counts if it engaged.
+
+        Raises:
+            UserError: the knob is on and the model can never satisfy it.
+        """
+        decision, summary = self._decide(layer, use, training, x, num_targets, summary)
+        if self.enabled and decision.reason not in self._logged:
+            self._logged.add(decision.reason)
+            level = logging.INFO if decision.engaged else logging.WARNING
+            ran = "candidate rows only" if decision.engaged else "in full"
+            logger.log(level, "last layer %s: %s", ran, decision.reason)
+        self.last_decision = decision
+        return decision, summary
+
+    def _decide(self, layer, use, training, x, num_targets, summary):
+        if not self.enabled:
+            return NOT_CONSULTED, None
+        blockers = static_blockers(layer, use)
+        if blockers:
+            raise UserError(
+                f"{KNOB}=1 cannot work with this model: {'; '.join(blockers)}; or switch it off with {KNOB}=0"
+            )
+        reason = self._why_not_mode(layer, training, x)
+        if reason is None:
+            summary = TargetSummary.of(num_targets) if summary is None else summary
+            if not (self.several_targets or summary.one_each):
+                reason = f"not exactly one target per sequence ({SEVERAL_KNOB}=1 admits other counts)"
+        if reason is not None:
+            return LastLayerDecision(False, reason, "full"), None
+        computation, reason = self._pick(layer, x, summary)
+        return LastLayerDecision(computation != "full", reason, computation), summary
+
+    def _why_not_mode(self, layer: STULayerConfig, training: bool, x: torch.Tensor) -> str | None:
+        if not training and not self.eval_enabled:
+            return f"evaluation, and its own knob is off ({EVAL_KNOB}=0)"
+        if not supports_indexed_output_dropout(layer.backend, x.device):
+            return f"the LMSD backend on {x.device.type} cannot draw dropout masks by row index"
+        return None
+
+    def _pick(self, layer: STULayerConfig, x: torch.Tensor, summary: TargetSummary) -> tuple[str, str]:
+        """The computation to run and why; ``"full"`` with all reasons if none can serve the batch."""
+        wanted = COMPUTATIONS if self.computation == "auto" else (self.computation,)
+        reasons = []
+        for computation in wanted:
+            reason = why_not_computation(computation, x, layer.num_heads, summary, layer.backend)
+            if reason is None:
+                return computation, f"targets only, {computation}"
+            reasons.append(f"{computation}: {reason}")
+        return "full", "; ".join(reasons)
+
+
+def static_blockers(layer: STULayerConfig | None, use: LastLayerUse) -> list[str]:
+    """What of the model's configuration rules targets-only out, each with the way to lift it."""
+    if layer is None or use.num_layers == 0:
+        return ["the stack is empty (set hstu_num_layers to 1 or more)"]
+    off_by_recompute = "a targets-only layer keeps nothing of size T, so recomputing costs nothing there"
+    checks = (
+        (
+            layer.backend is not None and str(getattr(layer.backend, "value", layer.backend)).upper() not in _BACKENDS,
+            f"kernel backend {layer.backend} has no targets-only path (set backend to {' or '.join(_BACKENDS)})",
+        ),
+        (layer.use_group_norm, "group norm is on (set use_group_norm=False)"),
+        (not layer.causal, "attention is not causal (set causal=True)"),
+        (not layer.target_aware, "attention is not target-aware (set target_aware=True)"),
+        (layer.max_attn_len > 0, f"attention is windowed, max_attn_len={layer.max_attn_len} (set it to 0)"),
+        (
+            layer.contextual_seq_len > 0,
+            f"a contextual prefix attends both ways, contextual_seq_len={layer.contextual_seq_len} (set it to 0)",
+        ),
+        (not layer.recompute_normed_x, f"recompute_normed_x is off (turn it on: {off_by_recompute})"),
+        (not layer.recompute_uvqk, f"recompute_uvqk is off (turn it on: {off_by_recompute})"),
+        (not layer.recompute_y, f"recompute_y is off (turn it on: {off_by_recompute})"),
+        (layer.is_inference, "the layer was built in inference mode (set is_inference=False)"),
+        (use.full_embeddings, "full embeddings are requested (set return_full_embeddings=False)"),
+        (use.listwise, "training is listwise (train pointwise)"),
+        (use.interleaved_targets, "targets are interleaved with the history (place them at the end)"),
+    )
+    return [text for blocked, text in checks if blocked]
