@@ -43,7 +43,7 @@ class Section:
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
         for field in dataclasses.fields(self):
-            value = _convert(f"{self.NAME}.{field.name}", getattr(self, field.name), hints[field.name], field.metadata)
+            value = convert(f"{self.NAME}.{field.name}", getattr(self, field.name), hints[field.name], field.metadata)
             object.__setattr__(self, field.name, value)
         self.check()
 
@@ -51,7 +51,7 @@ class Section:
         """Conditions between fields; sections override it."""
 
 
-def _convert(name: str, value: object, hint: object, about: Mapping) -> object:
+def convert(name: str, value: object, hint: object, about: Mapping) -> object:
     """The value in the field's type, or ``UserError`` naming the field, the value and what it may be."""
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if value is None and type(None) in kinds:
@@ -139,6 +139,15 @@ class OptimizerConfig(Section):
     weight_decay: float = option(0.0, "decoupled decay of the dense weights (AdamW) where above 0", low=0.0, high=1.0)
     warmup_steps: int = option(0, "steps of linear warm-up, of both optimizers", low=0)
     warmup_start: float = option(0.0, "share of the base learning rate at step 0 of the warm-up", low=0.0, high=1.0)
+    decay_until_step: int = option(0, "step at which a linear decay after the warm-up ends; 0: no decay", low=0)
+    decay_end: float = option(0.0, "share of the base learning rate at the end of the decay", low=0.0, high=1.0)
+
+    def check(self) -> None:
+        if self.decay_until_step and self.decay_until_step <= self.warmup_steps:
+            raise UserError(
+                f"optimizer.decay_until_step = {self.decay_until_step}: must lie after optimizer.warmup_steps = "
+                f"{self.warmup_steps}, or be 0"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+
+from generative_recommenders.train.config import convert
 
 _KNOWN = {
     "synthetic_yambda": "generative_recommenders.data.synthetic",
@@ -42,3 +44,24 @@ def parameters(name: str) -> dict[str, inspect.Parameter]:
         own = {k: p for k, p in own.items() if p.kind is not inspect.Parameter.VAR_KEYWORD}
         own.update({k: p for k, p in rest.items() if p.kind is inspect.Parameter.KEYWORD_ONLY})
     return own
+
+
+_PLAIN = {"int": int, "float": float, "str": str, "bool": bool}
+
+
+def check_options(name: str, options: Mapping[str, object]) -> dict[str, object]:
+    """The options with whole numbers made floats where those are wanted; ranges are the factory's to check.
+
+    Raises:
+        UserError: a value is not of the type that the factory's signature names.
+    """
+    checked = {}
+    for option, value in options.items():
+        annotation = parameters(name)[option].annotation
+        wanted = [part.strip() for part in getattr(annotation, "__name__", str(annotation)).split("|")]
+        kinds = [_PLAIN[part] for part in wanted if part in _PLAIN]
+        checked[option] = value
+        if not kinds or (value is None and "None" in wanted):
+            continue
+        checked[option] = convert(f"{name}.{option}", value, kinds[0], {"low": None, "high": None, "choices": None})
+    return checked

@@ -22,7 +22,7 @@ import gin
 from generative_recommenders import settings
 from generative_recommenders.errors import UserError
 from generative_recommenders.train import config as sections
-from generative_recommenders.train.datasets import FACTORIES, parameters
+from generative_recommenders.train.datasets import FACTORIES, check_options, parameters
 
 # Options that may differ between a checkpoint and the run that resumes it: they decide how long and how loud, not what.
 FREE_ON_RESUME = frozenset(
@@ -203,7 +203,13 @@ def _macros_used() -> set[str]:
 
 
 def _refuse_idle_bindings(macros_used: set[str]) -> None:
-    """A scoped binding or a macro that nothing refers to would be ignored in silence: most often a misspelt name."""
+    """A scoped binding or a macro that nothing refers to would be ignored in silence: most often a misspelt name.
+
+    References to configurables are refused as well: resolving one would run it.
+    """
+    reference = re.search(r"^(\S+) = (@\S+)", gin.config_str(), re.MULTILINE)
+    if reference:
+        raise UserError(f"{reference.group(1)} = {reference.group(2)}: references are not used here; write a value")
     for name in _bound_names():
         if "/" in name:
             raise UserError(f"binding {name}: scopes are not used here; write {name.split('/')[-1]}")
@@ -234,7 +240,7 @@ def _build(sources: dict[str, str]) -> RunConfig:
             if other != chosen and sources.get(f"{other}.{option}") == "--bind":
                 raise UserError(f"--bind {other}.{option}: has no effect, data.dataset is {chosen!r}")
     options = {name: p.default for name, p in parameters(chosen).items()}
-    options.update(_bindings(chosen))
+    options.update(check_options(chosen, _bindings(chosen)))
     missing = [name for name, value in options.items() if value is inspect.Parameter.empty]
     if missing:
         raise UserError(f"{chosen}.{missing[0]}: is not set; add --bind '{chosen}.{missing[0]}=\"...\"'")

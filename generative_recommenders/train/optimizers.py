@@ -17,11 +17,18 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from generative_recommenders.train.config import OptimizerConfig
 
 
-def warmup_factor(step: int, config: OptimizerConfig) -> float:
-    """Share of the base learning rate at global step ``step`` (from 0): linear from ``warmup_start`` to 1."""
-    if step >= config.warmup_steps:
+def schedule(step: int, config: OptimizerConfig) -> float:
+    """Share of the base learning rate at global step ``step`` (from 0), a function of nothing else.
+
+    Linear from ``warmup_start`` to 1 over the warm-up, then constant or, with ``decay_until_step``, linear from 1 to
+    ``decay_end`` at that step.
+    """
+    if step < config.warmup_steps:
+        return config.warmup_start + (1.0 - config.warmup_start) * step / config.warmup_steps
+    if not config.decay_until_step:
         return 1.0
-    return config.warmup_start + (1.0 - config.warmup_start) * step / config.warmup_steps
+    done = (step - config.warmup_steps) / (config.decay_until_step - config.warmup_steps)
+    return 1.0 + (config.decay_end - 1.0) * min(1.0, done)
 
 
 def fuse_sparse_optimizer(table_parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> None:
@@ -51,7 +58,7 @@ class Optimizers:
 
     def start_step(self, step: int) -> float:
         """Set the step's learning rates and clear the dense gradients; returns Adam's learning rate."""
-        factor = warmup_factor(step, self._config)
+        factor = schedule(step, self._config)
         for group in self._adam.param_groups:
             group["lr"] = self._config.dense_lr * factor
         for group in self._fused.param_groups:
