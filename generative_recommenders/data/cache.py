@@ -166,7 +166,7 @@ def cache_from_events(
     columns = {"user": user, "item": item, "time": time, "bits": bits}
     columns = {name: np.asarray(values) for name, values in columns.items()}
     columns["organic"] = np.ones(len(columns["user"]), np.uint8) if organic is None else np.asarray(organic)
-    extra = {name: np.asarray(values) for name, values in (context or {}).items()}
+    extra = {name: np.asarray(values) for name, values in sorted((context or {}).items())}
     _check_input(columns, extra)
     user_ids, user_number = np.unique(columns["user"].astype(np.int64), return_inverse=True)
     item_ids, dense = np.unique(columns["item"].astype(np.int64), return_inverse=True)

@@ -1,6 +1,8 @@
 """Preparation against the slow reference, and its independence of threads, memory, row order and file split."""
 
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -87,13 +89,31 @@ def test_second_run_leaves_a_complete_cache_alone(tmp_path):
     assert not (tmp_path / "cache" / ".preparing").exists()
 
 
+#: Runs the command line and prints the high-water mark of its resident memory in KiB.
+CHILD = """
+import sys
+from generative_recommenders.data.yambda.__main__ import main
+assert main(sys.argv[1:]) == 0
+print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+"""
+
+
 @pytest.mark.slow
-def test_bytes_do_not_depend_on_memory_when_the_sort_spills(tmp_path):
+def test_memory_limit_holds_and_leaves_no_trace_when_the_sort_spills(tmp_path):
     generate(tmp_path, yambda_like(12_000_000), truth=False)
-    source = yambda_source(tmp_path, "50m")
     made = []
-    for number, limits in enumerate([Limits(Limits.least(1), 1), Limits(3 * 2**30, 2), Limits(2**30, 8)]):
-        prepare(source, tmp_path / f"cache{number}", min_history=50, limits=limits)
+    for number, (mebibytes, threads) in enumerate([(Limits.least(1) >> 20, 1), (3072, 2), (1024, 8)]):
+        options = [
+            "--cache",
+            str(tmp_path / f"cache{number}"),
+            "--memory",
+            f"{mebibytes}MiB",
+            "--threads",
+            str(threads),
+        ]
+        command = [sys.executable, "-c", CHILD, "prepare", "--size", "50m", "--path", str(tmp_path), *options]
+        peak = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+        assert peak <= mebibytes * 1024
         verify(tmp_path / f"cache{number}")
         made.append(cache_bytes(tmp_path / f"cache{number}"))
     assert made[0] == made[1] == made[2]
