@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import pathlib
+import resource
 import shutil
 import statistics
 import subprocess
@@ -56,6 +57,12 @@ def run(code: str, *arguments: str) -> tuple[float, float]:
     return seconds, float(done.stdout.split()[-1])
 
 
+def processor_seconds() -> float:
+    """User and system time of all processes that ``run`` has started: what a busy machine cannot inflate much."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def shuffle_rows(folder: pathlib.Path, target: pathlib.Path) -> None:
     """The same files with the rows of the events in the order of a hash."""
     from generative_recommenders.data.prepare.engine import Limits
@@ -73,11 +80,13 @@ def shuffle_rows(folder: pathlib.Path, target: pathlib.Path) -> None:
 
 def measure(folder: pathlib.Path, events: int, kind: str, memory: str, threads: int, repeats: int) -> dict:
     """One record for the files in ``folder``; the last cache stays there."""
-    load, rates, peaks = os.getloadavg()[0], [], []
+    load, rates, peaks, processor = os.getloadavg()[0], [], [], []
     arguments = ["prepare", "--size", "50m", "--path", str(folder), "--memory", memory, "--threads", str(threads)]
     for _ in range(repeats):
         shutil.rmtree(folder / "cache", ignore_errors=True)
+        before = processor_seconds()
         seconds, peak = run(PREPARE, *arguments)
+        processor.append(processor_seconds() - before)
         rates.append(events / seconds)
         peaks.append(peak)
     cache = folder / "cache" / "50m"
@@ -95,6 +104,7 @@ def measure(folder: pathlib.Path, events: int, kind: str, memory: str, threads: 
         bytes_per_event=size / events,
         bytes_per_event_in_the_files=(folder / "flat/50m/multi_event.parquet").stat().st_size / events,
         open_seconds=run(OPEN, str(cache))[1],
+        processor_seconds=statistics.median(processor),
         load_average_before=load,
     )
 
