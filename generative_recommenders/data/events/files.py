@@ -82,6 +82,7 @@ def events_source(
     return Source(
         title="own events",
         files=files,
+        types=types,
         user=name(columns.user),
         item=name(columns.item),
         time=_time(types, columns),
@@ -166,5 +167,5 @@ def _attribute_files(
     for attribute in attributes:
         checks = id_checks(item_column, kind, what)
         checks += id_checks(attribute, require_column(types, attribute, ID_TYPES, what), what, null_allowed=True)
-        tables[attribute] = AttributeFile(files, item_column, attribute, checks)
+        tables[attribute] = AttributeFile(files, types, item_column, attribute, checks)
     return tables

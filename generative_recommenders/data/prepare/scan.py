@@ -14,7 +14,7 @@ from generative_recommenders.data.prepare.columns import write_column
 from generative_recommenders.data.prepare.engine import name, quoted
 from generative_recommenders.data.prepare.job import Job
 from generative_recommenders.data.prepare.progress import Progress
-from generative_recommenders.data.prepare.source import AttributeFile, Check, Source, relation
+from generative_recommenders.data.prepare.source import AttributeFile, Check, Source
 from generative_recommenders.errors import UserError
 
 
@@ -28,8 +28,8 @@ def scan(job: Job, source: Source, connection: duckdb.DuckDBPyConnection, progre
     if "scan" not in job.state:
         progress.say(f"reading {len(source.files)} event file(s) of {source.title}")
         for file in source.attributes.values():
-            rows, *found = _count_if(connection, relation(file.files), [check.bad for check in file.checks])
-            _raise_first(connection, relation(file.files), file.checks, found, rows)
+            rows, *found = _count_if(connection, file.relation, [check.bad for check in file.checks])
+            _raise_first(connection, file.relation, file.checks, found, rows)
         facts = _count(source, connection)
         facts["context_columns"] = [CONTEXT_PREFIX + column for column in sorted(source.context)]
         with progress.stage("scan", facts["events"]):
@@ -126,7 +126,7 @@ def _attribute_table(
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE chosen AS
         SELECT items._dense AS _item, min(m.{value}) AS _original
-        FROM {relation(file.files)} m JOIN items ON m.{item} = items._original
+        FROM {file.relation} m JOIN items ON m.{item} = items._original
         WHERE m.{value} IS NOT NULL GROUP BY items._dense"""
     )
     connection.execute(

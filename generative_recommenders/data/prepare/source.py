@@ -26,17 +26,23 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class AttributeFile:
-    """Item attributes in files: of several attribute ids of an item the smallest counts."""
+    """Item attributes in files: of several attribute ids of an item the smallest counts. ``types`` as in ``Source``."""
 
     files: Sequence[pathlib.Path]
+    types: Mapping[str, str]
     item_column: str
     attribute_column: str
     checks: Sequence[Check] = ()
 
+    @property
+    def relation(self) -> str:
+        """The files as a SQL table expression."""
+        return relation(self.files, self.types)
+
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Event files as SQL over their raw columns.
+    """Event files as SQL over their raw columns, whose SQL ``types`` are those that ``column_types`` found.
 
     ``user``, ``item``, ``context[...]``: ids, integers or text (``item`` and context may be null). ``time``: seconds.
     ``kind``: u8, the event type's place in the content order. ``organic``: 0 or 1. ``ratio``: 0 for null, else the
@@ -46,6 +52,7 @@ class Source:
 
     title: str
     files: Sequence[pathlib.Path]
+    types: Mapping[str, str]
     user: str
     item: str
     time: str
@@ -62,7 +69,7 @@ class Source:
     @property
     def relation(self) -> str:
         """The event files as a SQL table expression."""
-        return relation(self.files)
+        return relation(self.files, self.types)
 
     @property
     def all_files(self) -> list[pathlib.Path]:
@@ -70,12 +77,18 @@ class Source:
         return [*self.files, *(file for attribute in self.attributes.values() for file in attribute.files)]
 
 
-def relation(files: Sequence[pathlib.Path]) -> str:
-    """SQL table expression over parquet or CSV files; CSV types are found by reading all of it, not a sample."""
+def relation(files: Sequence[pathlib.Path], types: Mapping[str, str] | None = None) -> str:
+    """SQL table expression over parquet or CSV files.
+
+    CSV types are found by reading all of the files, not a sample; once known they are given as ``types``.
+    """
     listed = "[" + ", ".join(quoted(file) for file in files) + "]"
     if files[0].suffix == ".parquet":
         return f"read_parquet({listed})"
-    return f"read_csv({listed}, sample_size=-1)"
+    if types is None:
+        return f"read_csv({listed}, sample_size=-1)"
+    given = ", ".join(f"{quoted(column)}: {quoted(kind)}" for column, kind in types.items())
+    return f"read_csv({listed}, types={{{given}}})"
 
 
 def find_files(path: pathlib.Path, what: str) -> list[pathlib.Path]:

@@ -62,12 +62,13 @@ def yambda_source(path: str | pathlib.Path, size: str) -> Source:
             for column in ("item_id", attribute):
                 kind = require_column(mapping_types, column, INTEGER_TYPES, f"Yambda mapping {files[0]}")
                 checks += id_checks(column, kind, f"Yambda mapping {files[0]}", null_allowed=True)
-            attributes[attribute] = AttributeFile(files, "item_id", attribute, checks)
+            attributes[attribute] = AttributeFile(files, mapping_types, "item_id", attribute, checks)
     finally:
         connection.close()
     return Source(
         title=f"Yambda {size}",
         files=events,
+        types=types,
         user="uid",
         item="item_id",
         time="timestamp",
