@@ -62,8 +62,10 @@ def movielens_100k(path: str | None = None, **options) -> RankingDataset:
     return movielens_dataset("movielens_100k", read_100k(folder), **options)
 
 
-def movielens_small(path: str, **options) -> RankingDataset:
+def movielens_small(path: str | None = None, **options) -> RankingDataset:
     """ml-latest-small: ``ratings.csv`` and ``movies.csv`` in the folder ``path``; ``options`` as for the other one."""
+    if path is None:
+        raise UserError(f"movielens_small.path is not set: {WHERE_SMALL}")
     return movielens_dataset("movielens_small", read_small(_folder(path, WHERE_SMALL)), **options)
 
 

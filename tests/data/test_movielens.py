@@ -98,8 +98,9 @@ def test_bad_files_are_named(tmp_path, files, message):
 
 
 def test_empty_and_absent_files_are_named(tmp_path):
-    with pytest.raises(UserError, match="grouplens.org/datasets/movielens"):
-        movielens_small(str(tmp_path / "nowhere"))
+    for path in (None, str(tmp_path / "nowhere")):
+        with pytest.raises(UserError, match="grouplens.org/datasets/movielens"):
+            movielens_small(path)
     with pytest.raises(UserError, match=r"ratings\.csv does not exist"):
         movielens_small(str(tmp_path))
     write_small(tmp_path)
