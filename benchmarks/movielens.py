@@ -19,10 +19,11 @@ import sys
 import tempfile
 import time
 
-REPO = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPO))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import plot_records, record, write_records
+
+REPO = pathlib.Path(__file__).resolve().parent.parent
 
 
 def train(config: str, seed: int, runs: str, bindings: list[str]) -> dict:
