@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 
+from generative_recommenders.ops.attention.call import AttentionCall
 from generative_recommenders.ops.attention.reference import hstu_mha_reference
-from generative_recommenders.ops.dispatch import Backend, always, choose_backend
+from generative_recommenders.ops.dispatch import Backend, always, choose_backend, why_not_triton
+
+MAX_HEAD_WIDTH = 256
 
 
 def hstu_mha(
@@ -47,9 +52,82 @@ def hstu_mha(
     Source: Zhai et al. 2024, "Actions speak louder than words: trillion-parameter sequential transducers".
     """
     check_attention_inputs(q, k, v, seq_offsets, max_seq_len, num_targets, max_attn_len, contextual_seq_len)
-    choose_backend("attention", backend, {Backend.PYTORCH: always})
+    if choose_backend("attention", backend, backend_checks(q, q.shape[2], v.shape[2], q.dtype)) is Backend.TRITON:
+        call = make_call(
+            q, seq_offsets, max_seq_len, alpha, attn_norm, num_targets, causal, max_attn_len, contextual_seq_len
+        )
+        return _TritonAttention.apply(q, k, v, call)
     return hstu_mha_reference(
         q, k, v, seq_offsets, alpha, attn_norm, num_targets, causal, max_attn_len, contextual_seq_len
+    )
+
+
+class _TritonAttention(torch.autograd.Function):
+    """Keeps q, k and v; the backward recomputes the scores."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, call: AttentionCall):
+        from generative_recommenders.ops.attention.kernels import forward_into
+
+        out = torch.empty(v.shape, device=v.device, dtype=v.dtype)
+        forward_into(q, k, v, out, call)
+        ctx.save_for_backward(q, k, v)
+        ctx.call = call
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dout):
+        from generative_recommenders.ops.attention.kernels import backward_into
+
+        q, k, v = ctx.saved_tensors
+        dq, dk, dv = (torch.empty(t.shape, device=t.device, dtype=t.dtype) for t in (q, k, v))
+        backward_into(dout.to(v.dtype), q, k, v, dq, dk, dv, ctx.call)
+        return dq, dk, dv, None
+
+
+def backend_checks(
+    rows: torch.Tensor, d_qk: int, d_v: int, dtype: torch.dtype
+) -> Mapping[Backend, Callable[[], str | None]]:
+    """The op's backends, best first: on a CPU the interpreter is for debugging, so PyTorch leads there."""
+    checks = {Backend.TRITON: lambda: _why_not_triton(rows, d_qk, d_v, dtype), Backend.PYTORCH: always}
+    return checks if rows.device.type == "cuda" else dict(reversed(checks.items()))
+
+
+def _why_not_triton(rows: torch.Tensor, d_qk: int, d_v: int, dtype: torch.dtype) -> str | None:
+    reason = why_not_triton(rows)
+    if reason is None and dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        reason = f"dtype {dtype} has no kernel: use float32, float16 or bfloat16"
+    if reason is None and max(d_qk, d_v) > MAX_HEAD_WIDTH:
+        reason = f"d_qk={d_qk}, d_v={d_v}: kernels go up to {MAX_HEAD_WIDTH} per head"
+    return reason
+
+
+def make_call(
+    rows: torch.Tensor,
+    seq_offsets: torch.Tensor,
+    max_seq_len: int,
+    alpha: float,
+    attn_norm: float | torch.Tensor,
+    num_targets: torch.Tensor | None,
+    causal: bool,
+    max_attn_len: int,
+    contextual_seq_len: int,
+) -> AttentionCall:
+    """The kernels' view of a call, its small tensors contiguous and on the device of ``rows``."""
+
+    def placed(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(rows.device).contiguous()
+
+    return AttentionCall(
+        placed(seq_offsets),
+        int(max_seq_len),
+        float(alpha),
+        placed(attn_norm) if isinstance(attn_norm, torch.Tensor) else float(attn_norm),
+        None if num_targets is None else placed(num_targets),
+        bool(causal),
+        int(max_attn_len),
+        int(contextual_seq_len),
     )
 
 

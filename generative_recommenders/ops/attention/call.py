@@ -1,0 +1,25 @@
+"""The part of an attention call that is not rows: offsets, normaliser and mask."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionCall:
+    """Everything of an attention call but its tensors of rows; see ``hstu_mha`` for the meanings."""
+
+    seq_offsets: torch.Tensor
+    max_seq_len: int
+    alpha: float
+    attn_norm: float | torch.Tensor
+    num_targets: torch.Tensor | None = None
+    causal: bool = True
+    max_attn_len: int = 0
+    contextual_seq_len: int = 0
+
+    @property
+    def batch(self) -> int:
+        return self.seq_offsets.numel() - 1

@@ -1,0 +1,121 @@
+"""Launch configurations of the attention kernels: a table by architecture and head width, and the rule behind it.
+
+Rule. Half-precision tiles keep the two fp32 accumulators of a program within 64 to 128 registers per thread: 128 x 64
+(queries x keys) with 8 warps up to a padded head width of 128, half of that at 256. The pipeline is as deep as shared
+memory allows: three stages with 227 KiB (sm_90, sm_100), two with 99 to 164 KiB (sm_80, sm_86, sm_89), one with the
+64 KiB of gfx942/gfx950, where the copy does not pass through shared memory asynchronously. float32 tiles are 32 x 32.
+Measured on an H200 (sm_90) only; the other lines follow the rule and are not measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+
+import torch
+
+KERNELS = ("forward", "backward_kv", "backward_q")
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchConfig:
+    """Tile of queries and keys, warps and pipeline stages of one kernel launch."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def width_bucket(d_qk: int, d_v: int) -> int:
+    """Padded head width that decides the tile: 32 (and below), 64, 128 or 256."""
+    widest = max(d_qk, d_v)
+    return next(width for width in (32, 64, 128, 256) if widest <= width)
+
+
+def architecture_of(device: torch.device) -> str:
+    """ "sm_90" style name of a CUDA device, "gfx942" style of a ROCm one, "interpreter" for the CPU."""
+    if device.type != "cuda":
+        return "interpreter"
+    return _architecture(device.index if device.index is not None else torch.cuda.current_device())
+
+
+@functools.lru_cache
+def _architecture(index: int) -> str:
+    properties = torch.cuda.get_device_properties(index)
+    if torch.version.hip is not None:
+        return properties.gcnArchName.split(":")[0]
+    return f"sm_{properties.major}{properties.minor}"
+
+
+def _stages(architecture: str) -> int:
+    if architecture.startswith("gfx"):
+        return 1
+    return 3 if architecture in ("sm_90", "sm_100", "sm_103") else 2
+
+
+def default_config(kernel: str, architecture: str, d_qk: int, d_v: int, dtype: torch.dtype) -> LaunchConfig:
+    """The shipped configuration of ``kernel`` (one of ``KERNELS``) by the rule at the top of this file."""
+    width = width_bucket(d_qk, d_v)
+    if architecture == "interpreter":
+        return LaunchConfig(16, 16, 4, 1)
+    stages = _stages(architecture)
+    if dtype == torch.float32:
+        return LaunchConfig(32, 32, 4, 1 if width == 256 else 2)
+    if width == 256:
+        small = LaunchConfig(64, 32, 8, min(stages, 2)) if kernel != "backward_kv" else LaunchConfig(32, 64, 8, 1)
+        return small
+    if kernel == "backward_kv":
+        return LaunchConfig(64, 128, 8, stages) if width >= 64 else LaunchConfig(64, 64, 4, stages)
+    return LaunchConfig(128, 64, 8, stages) if width >= 64 else LaunchConfig(64, 64, 4, stages)
+
+
+def tuned_file() -> pathlib.Path:
+    """Where ``tune.py`` keeps what it found; survives the process."""
+    root = os.path.expanduser("~")
+    return pathlib.Path(root, ".cache", "generative_recommenders", "attention.json")
+
+
+@functools.lru_cache(maxsize=1)
+def tuned_table() -> dict[str, LaunchConfig]:
+    """Configurations found by an earlier tuning run, or an empty table; a damaged file counts as empty."""
+    try:
+        entries = json.loads(tuned_file().read_text())
+        return {key: LaunchConfig(**value) for key, value in entries.items()}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def table_key(kernel: str, architecture: str, d_qk: int, d_v: int, dtype: torch.dtype) -> str:
+    return f"{kernel}/{architecture}/{width_bucket(d_qk, d_v)}/{str(dtype).removeprefix('torch.')}"
+
+
+def launch_config(kernel: str, device: torch.device, d_qk: int, d_v: int, dtype: torch.dtype) -> LaunchConfig:
+    """What to launch: the forced configuration, else the tuned one, else the shipped one."""
+    if kernel in _forced:
+        return _forced[kernel]
+    architecture = architecture_of(device)
+    tuned = tuned_table().get(table_key(kernel, architecture, d_qk, d_v, dtype))
+    return tuned or default_config(kernel, architecture, d_qk, d_v, dtype)
+
+
+_forced: dict[str, LaunchConfig] = {}
+
+
+class forced:
+    """Context manager that launches ``kernel`` with one configuration (tuning and tests)."""
+
+    def __init__(self, kernel: str, config: LaunchConfig):
+        self.kernel, self.config = kernel, config
+
+    def __enter__(self):
+        self.before = _forced.get(self.kernel)
+        _forced[self.kernel] = self.config
+
+    def __exit__(self, *_):
+        del _forced[self.kernel]
+        if self.before is not None:
+            _forced[self.kernel] = self.before

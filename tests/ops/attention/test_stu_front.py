@@ -1,0 +1,97 @@
+"""The fused STU front (interpreter on a CPU) against the same mathematics in float64 PyTorch."""
+
+import itertools
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from generative_recommenders.ops.attention import hstu_preprocess_attention
+from tests.ops.attention.oracle import Case, Mask, attention_by_rows, targets_of
+
+HEADS, D_QK, D_V, WIDTH = 2, 16, 24, 40
+
+
+def make_inputs(rows: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    columns = 2 * HEADS * (D_QK + D_V)
+    shapes = ((rows, WIDTH), (WIDTH,), (WIDTH,), (WIDTH, columns), (columns,))
+    scales = (1.0, 1.0, 0.3, WIDTH**-0.5, 0.2)
+    tensors = [torch.randn(s, generator=generator) * f for s, f in zip(shapes, scales, strict=True)]
+    return [t.to(dtype).requires_grad_() for t in tensors]
+
+
+def oracle(inputs, offsets, targets, mask, alpha, norm):
+    x, norm_weight, norm_bias, weight, bias = (t.detach().double().requires_grad_() for t in inputs)
+    normed = F.layer_norm(x, (WIDTH,), norm_weight, norm_bias, 1e-6)
+    uvqk = normed @ weight + bias
+    u, v, q, k = uvqk.split([HEADS * d for d in (D_V, D_V, D_QK, D_QK)], dim=1)
+    case = Case(*(t.unflatten(1, (HEADS, -1)) for t in (q, k, v)), None, offsets, targets, mask)
+    return (u, attention_by_rows(case, alpha, norm).flatten(1), x), (x, norm_weight, norm_bias, weight, bias)
+
+
+@pytest.mark.parametrize("recompute", list(itertools.product((False, True), repeat=2)))
+def test_forward_and_gradients(recompute):
+    lengths = [19, 0, 1, 33]
+    mask = Mask("many", "many")
+    targets = targets_of(lengths, "many", 0, torch.Generator().manual_seed(1))
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    inputs = make_inputs(sum(lengths), torch.float32)
+    got = hstu_preprocess_attention(
+        *inputs[:3], 1e-6, *inputs[3:], HEADS, D_QK, D_V, offsets, 33, 0.3, 7.0, targets,
+        recompute_normed_x=recompute[0], recompute_uvqk=recompute[1], backend="TRITON", return_residual=True,
+    )  # fmt: skip
+    want, leaves = oracle(inputs, offsets, targets, mask, 0.3, 7.0)
+    generator = torch.Generator().manual_seed(5)
+    upstream = [torch.randn(t.shape, generator=generator) for t in want]
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
+    torch.autograd.backward(got, upstream)
+    expected = torch.autograd.grad(want, leaves, [t.double() for t in upstream])
+    for tensor, b in zip(inputs, expected, strict=True):
+        torch.testing.assert_close(tensor.grad.double(), b, rtol=1e-4, atol=1e-4)
+
+
+def test_recompute_keeps_x_alone():
+    rows = WIDTH + 1
+    inputs = make_inputs(rows, torch.float32)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        hstu_preprocess_attention(
+            *inputs[:3], 1e-6, *inputs[3:], HEADS, D_QK, D_V, torch.tensor([0, rows]), rows, 0.3, 7.0, backend="TRITON"
+        )
+    assert {t.data_ptr() for t in kept if t.shape[:1] == (rows,)} == {inputs[0].data_ptr()}
+
+
+@pytest.mark.parametrize("offsets", [[0], [0, 0], [0, 0, 0]])
+def test_empty_batches_have_zero_gradients(offsets):
+    inputs = make_inputs(0, torch.float32)
+    u, out = hstu_preprocess_attention(
+        *inputs[:3], 1e-6, *inputs[3:], HEADS, D_QK, D_V, torch.tensor(offsets), 0, 0.3, 7.0, backend="TRITON"
+    )
+    assert u.shape == out.shape == (0, HEADS * D_V)
+    (u.sum() + out.sum()).backward()
+    for tensor in inputs:
+        assert torch.equal(tensor.grad, torch.zeros_like(tensor))
+
+
+def test_an_unused_output_has_no_part_in_the_gradient():
+    inputs = make_inputs(20, torch.float32)
+    arguments = (
+        *inputs[:3], 1e-6, *inputs[3:], HEADS, D_QK, D_V, torch.tensor([0, 20]), 20, 0.3, 7.0,
+    )  # fmt: skip
+    for used in (0, 1):
+        grads = []
+        for backend in ("TRITON", "PYTORCH"):
+            outputs = hstu_preprocess_attention(*arguments, backend=backend)
+            grads.append(torch.autograd.grad(outputs[used].square().sum(), inputs))
+        for a, b in zip(*grads, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_mixed_dtypes_need_autocast():
+    inputs = make_inputs(4, torch.float32)
+    with pytest.raises(ValueError, match="autocast"):
+        hstu_preprocess_attention(
+            inputs[0].half(), *inputs[1:3], 1e-6, *inputs[3:], HEADS, D_QK, D_V, torch.tensor([0, 4]), 4, 0.3, 7.0
+        )
