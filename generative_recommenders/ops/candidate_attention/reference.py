@@ -45,7 +45,7 @@ def candidate_attention(
     of_candidates = normed[candidates.rows]
     u = torch.addmm(b_u, of_candidates, w_u)
     if candidates.rows.numel() == 0:
-        return x[candidates.rows], u, u.new_empty(0, num_heads * hidden_dim)
+        return x[candidates.rows], u, torch.addmm(b_v, of_candidates, w_v)  # no rows, but a gradient (of zeros)
     q = torch.addmm(b_q, of_candidates, w_q).view(-1, num_heads, attn_dim)
     row, exists = _padded_rows(seq_offsets)
     slot, filled = _padded_rows(candidates.offsets)

@@ -99,14 +99,14 @@ def _common(x: torch.Tensor, tile: Tile, sizes) -> dict:
         alpha=float(sizes.alpha),
         D=x.shape[1],
         H=sizes.num_heads,
-        NB=tile.blocks,
-        DC=tile.block_dim,
-        BN=tile.rows,
         NORM_TENSOR=tensor_norm,
         PRECISION="ieee" if torch.version.hip else "tf32x3",
-        num_warps=tile.warps,
-        num_stages=tile.stages,
+        **_tile_arguments(tile),
     )
+
+
+def _tile_arguments(tile: Tile) -> dict:
+    return dict(NB=tile.blocks, DC=tile.block_dim, BN=tile.rows, num_warps=tile.warps, num_stages=tile.stages)
 
 
 def _chunking(candidates: CandidateRows, heads: int, spare: int) -> tuple[int, int, int]:
@@ -212,7 +212,8 @@ def backward_pass(
         **common,
     )
     if chunks > 1:
-        kernels.absorbed_dx_kernel[(sequences * splits,)](**common)
+        small = tile_for(x.shape[1], x.dtype, backward=True, hopper=False)
+        kernels.absorbed_dx_kernel[(sequences * splits,)](**common | _tile_arguments(small))
     return dx, _add_splits(sums)
 
 
