@@ -35,25 +35,42 @@ class LaunchConfig:
     def options(self) -> dict[str, int]:
         """The launch options that Triton takes beside the kernel's arguments."""
         options = {"num_warps": self.warps}
-        if self.max_registers is not None:
+        if self.max_registers is not None and torch.version.hip is None:  # a CUDA-only option
             options["maxnreg"] = self.max_registers
         return options
 
 
-ELEMENTS_PER_WARP = 512  # 16 per thread: enough independent Philox counters and loads, few enough registers
+MAX_WARPS = 16
+REGISTER_FILE = 65536  # 32-bit registers of a multiprocessor; 32 times the warps' caps must fit
 
 
 def choose_launch(block: int, dtype: torch.dtype, backward: bool, dropout: bool) -> LaunchConfig:
-    """One warp per 512 elements of a block, so that up to D = 512 a row never leaves its warp and nothing waits.
+    """As few warps per row as registers allow, so that a row seldom leaves its warp and nothing waits at a barrier.
+
+    - backward: 512 elements per warp (16 per thread), as many programs as are resident, since each keeps partial
+      weight gradients for its whole life;
+    - forward with dropout: 512 per warp, but rows of up to 256 get 256, one row per warp: Philox takes the registers;
+    - forward without: 1024 per warp, for loads in flight; nothing else takes registers.
+
+    The forward passes have nothing to keep, so they launch many more programs than fit and let the hardware even them
+    out. Measured on an H200 at D = 256, 512 and 1024 (bfloat16); other widths follow the same rule.
 
     Args:
         block: columns of a unit, padded to a power of two.
         dtype: of x.
     """
-    warps = min(16, max(1, block // ELEMENTS_PER_WARP))
-    units = max(1, ELEMENTS_PER_WARP // block)
     vector = 4 if dropout and not backward or dtype == torch.float32 else 8
-    return LaunchConfig(units, warps, vector, programs_per_sm=max(1, 16 // warps))
+    per_warp = 512 if backward or dropout else 1024
+    if dropout and not backward and block <= 256:
+        per_warp = 256
+    warps = min(MAX_WARPS, max(1, block // per_warp))
+    units = max(1, per_warp // block)
+    if backward or (dropout and warps > 1):
+        registers, programs = 168, max(1, 12 // warps)
+    else:
+        registers = 80 if per_warp == 256 else 128 if block <= 512 else 168
+        programs = 256 // warps
+    return LaunchConfig(units, warps, vector, programs, max_registers=min(registers, REGISTER_FILE // (32 * warps)))
 
 
 def interpreter_launch(block: int, vector: int) -> LaunchConfig:
