@@ -302,3 +302,20 @@ def test_context_columns_serve_as_item_features_too():
     for row, user in enumerate(batch.user_ids.tolist()):
         columns = (history[name].to_dense()[row].tolist() for name in ("action_timestamp", "item_id", "mood"))
         assert all(mood in at_event[user, time, item] for time, item, mood in zip(*columns, strict=True))
+
+
+def test_a_mapped_cache_gives_the_same_batches(dataset, tmp_path):
+    """Columns mapped read-only from files, as a prepared cache has them."""
+
+    def mapped(name, column):
+        np.save(tmp_path / name, column)
+        return np.load(tmp_path / f"{name}.npy", mmap_mode="r")
+
+    cache = dataset.cache
+    single = ("user_offsets", "user_ids", "item", "time", "bits", "organic", "item_count", "anchors")
+    changes = {name: mapped(name, getattr(cache, name)) for name in single}
+    for kind in ("attributes", "context"):
+        changes[kind] = {name: mapped(f"{kind}_{name}", column) for name, column in getattr(cache, kind).items()}
+    reader = BatchReader(dataclasses.replace(cache, **changes), dataset.schema, dataset.reader.history)
+    ids = np.arange(cache.num_anchors)
+    assert flatten([reader.read(ids)]) == flatten([dataset.reader.read(ids)])

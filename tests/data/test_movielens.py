@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -148,6 +149,14 @@ def test_small_has_the_published_figures():
     assert dataset.holdout.num_samples == 10_001
     assert round(positive_rate(dataset), 3) == 0.489
     assert round(dataset.baseline_auc, 4) == 0.8313
+
+
+@need_100k
+def test_the_example_of_the_documentation_runs(capsys):
+    text = (REPO / "docs" / "data.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(example, "docs/data.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("128 ['uid', 'item_id', 'genres', 'year', 'action_weight'")
 
 
 def positive_rate(dataset):
