@@ -100,9 +100,9 @@ def test_twenty_random_moments(made, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_kill_before_every_file_operation(made, tmp_path):
+def test_kills_spread_over_all_file_operations(made, tmp_path):
     folder, want, operations, _ = made
-    for count in range(1, operations + 1, 3):
+    for count in range(1, operations + 1, operations // 20):
         cache = tmp_path / str(count)
         killed_at_operation(folder, cache, count)
         assert child(folder, cache, 0).wait() == 0
