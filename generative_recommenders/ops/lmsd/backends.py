@@ -86,6 +86,8 @@ def choose(
         Backend.PYTORCH: always,
         Backend.CUDNN: lambda: cudnn.why_not(x, weight, bias, cfg, row_indices, seed),
     }
+    if x.device.type != "cuda":  # on a CPU Triton's interpreter is for debugging, so it must be asked for
+        checks = {backend: checks[backend] for backend in (Backend.PYTORCH, Backend.TRITON, Backend.CUDNN)}
     chosen = choose_backend("lmsd", requested, checks)
     if chosen is Backend.TRITON:
         return _triton_backend()

@@ -21,7 +21,6 @@ class LaunchConfig:
         warps: warps per program.
         vector: neighbouring columns per thread, 4 or 8; 4 where the kernel draws dropout.
         programs_per_sm: persistent programs per multiprocessor.
-        stages: loop stages; above 1 the next block's loads are in flight while this one is computed.
         max_registers: cap per thread, or ``None``.
     """
 
@@ -29,7 +28,6 @@ class LaunchConfig:
     warps: int
     vector: int
     programs_per_sm: int
-    stages: int = 1
     max_registers: int | None = None
 
     def options(self) -> dict[str, int]:

@@ -55,7 +55,7 @@ def lmsd_forward_kernel(
     X, U, W, B, Y, MEAN, RSTD, MASK, ROWS, SEED,
     total, x_stride, u_stride, y_stride, mask_stride, seed_low, seed_high, threshold, scale, keep, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr, UNITS: tl.constexpr, VECTOR: tl.constexpr,
-    SILU: tl.constexpr, CONCAT_U: tl.constexpr, CONCAT_X: tl.constexpr, DROPOUT: tl.constexpr, STAGES: tl.constexpr,
+    SILU: tl.constexpr, CONCAT_U: tl.constexpr, CONCAT_X: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """y, mean, rstd and packed mask. ``keep`` is 1 - dropout ratio and ``scale`` its reciprocal; 1 without dropout."""
     total = total.to(tl.int64)
@@ -78,7 +78,7 @@ def lmsd_forward_kernel(
         # pay two byte permutations per pair of elements to take the halves apart and join them again.
         zero = eps * 0.0
     blocks = (total + UNITS - 1) // UNITS
-    for block in tl.range(tl.program_id(0).to(tl.int64), blocks, tl.num_programs(0), num_stages=STAGES):
+    for block in tl.range(tl.program_id(0).to(tl.int64), blocks, tl.num_programs(0), num_stages=1):
         unit, row, first, unit_ok = _unit_places(block, total, UNITS, GROUPS, WIDTH)
         at = first + columns
         ok = unit_ok & column_ok
@@ -141,7 +141,7 @@ def lmsd_backward_kernel(
     DY, X, U, W, B, MEAN, RSTD, MASK, DX, DU, DW, DB,
     total, y_stride, x_stride, u_stride, dx_stride, du_stride, mask_stride, scale,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr, UNITS: tl.constexpr, VECTOR: tl.constexpr,
-    SILU: tl.constexpr, CONCAT_U: tl.constexpr, CONCAT_X: tl.constexpr, DROPOUT: tl.constexpr, STAGES: tl.constexpr,
+    SILU: tl.constexpr, CONCAT_U: tl.constexpr, CONCAT_X: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """dx, du, and float32 parts of dweight and dbias: per program and column, or with groups per unit."""
     total = total.to(tl.int64)
@@ -153,7 +153,7 @@ def lmsd_backward_kernel(
         dw = tl.zeros((UNITS, BLOCK), tl.float32)
         db = tl.zeros((UNITS, BLOCK), tl.float32)
     blocks = (total + UNITS - 1) // UNITS
-    for block in tl.range(tl.program_id(0).to(tl.int64), blocks, tl.num_programs(0), num_stages=STAGES):
+    for block in tl.range(tl.program_id(0).to(tl.int64), blocks, tl.num_programs(0), num_stages=1):
         unit, row, first, unit_ok = _unit_places(block, total, UNITS, GROUPS, WIDTH)
         at = first + columns
         ok = unit_ok & column_ok

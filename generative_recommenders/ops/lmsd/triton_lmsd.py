@@ -46,10 +46,11 @@ def forward(
         return y, mean, rstd, mask
     total, shapes, config = _geometry(x, cfg, False, config)
     seed_tensor, low, high = _split_seed(seed) if dropout else (None, 0, 0)
+    row_indices = row_indices.contiguous() if dropout and row_indices is not None else None
     threshold = _signed32(philox.keep_threshold(cfg.dropout_ratio)) if dropout else 0
     lmsd_forward_kernel[(launch.grid_size(config, total, x.device),)](
         x, u, weight.contiguous(), bias.contiguous(), y, mean, rstd,
-        mask.view(torch.int32) if dropout else None, row_indices if dropout else None, seed_tensor,
+        mask.view(torch.int32) if dropout else None, row_indices, seed_tensor,
         total, x.stride(0) // config.vector, u.stride(0) // config.vector, y.stride(0) // config.vector, columns // 4,
         low, high, threshold, 1.0 / (1.0 - cfg.dropout_ratio), 1.0 - cfg.dropout_ratio, cfg.eps,
         **shapes, **config.options(),
@@ -82,7 +83,7 @@ def backward(
     dw = torch.empty_like(db) if compute_dweight else None
     if x.shape[0] > 0:
         dy = contract.aligned(dy)
-        mask = None if mask is None else contract.aligned(mask)
+        mask = None if mask is None else mask.contiguous()
         lmsd_backward_kernel[(programs,)](
             dy, x, u, weight.contiguous(), bias.contiguous(), mean.contiguous(), rstd.contiguous(), mask,
             dx, du, dw, db,
@@ -105,7 +106,7 @@ def _geometry(x: torch.Tensor, cfg: LmsdConfig, backward: bool, config: LaunchCo
             config = launch.interpreter_launch(block, config.vector)
     shapes = {"WIDTH": width, "BLOCK": block, "GROUPS": cfg.num_groups, "UNITS": config.units}
     shapes |= {"VECTOR": config.vector, "SILU": cfg.apply_u_silu, "CONCAT_U": cfg.concat_u, "CONCAT_X": cfg.concat_x}
-    return x.shape[0] * cfg.num_groups, shapes | {"DROPOUT": dropout, "STAGES": config.stages}, config
+    return x.shape[0] * cfg.num_groups, shapes | {"DROPOUT": dropout}, config
 
 
 def _split_seed(seed: int | torch.Tensor) -> tuple[torch.Tensor | None, int, int]:

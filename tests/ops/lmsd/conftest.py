@@ -39,7 +39,8 @@ def oracle(problem, mask, ratio, eps=1e-6, silu=True, concat_u=True, concat_x=Tr
     x, u, weight, bias = leaves
     rows, columns = x.shape
     grouped = x.reshape(rows, problem.groups, columns // problem.groups)
-    normed = (grouped - grouped.mean(-1, keepdim=True)) / (grouped.var(-1, unbiased=False, keepdim=True) + eps).sqrt()
+    centred = grouped - grouped.mean(-1, keepdim=True)
+    normed = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
     spread = columns // weight.numel()
     ell = normed.reshape(rows, columns) * weight.repeat_interleave(spread) + bias.repeat_interleave(spread)
     a = torch.nn.functional.silu(u) if silu else u

@@ -82,8 +82,8 @@ def test_triton_seeds_and_row_numbers(lmsd_tools, seed):
 def test_indexed_rows_get_the_masks_of_the_full_call(lmsd_tools, backend):
     problem = lmsd_tools.make_problem(40, 64)
     whole = hstu_lmsd_forward(*problem.tensors, dropout_ratio=0.5, seed=9, backend=backend)
-    for dtype in (torch.int32, torch.int64):
-        rows = torch.tensor([39, 3, 3, 17], dtype=dtype, device=lmsd_tools.DEVICE)
+    spaced = torch.tensor([[39, 0], [3, 1], [3, 2], [17, 3]], device=lmsd_tools.DEVICE)[:, 0]
+    for rows in (spaced.int(), spaced.contiguous(), spaced):
         part = hstu_lmsd_forward(
             problem.x[rows], problem.u[rows], problem.weight, problem.bias,
             dropout_ratio=0.5, seed=9, row_indices=rows, backend=backend,
