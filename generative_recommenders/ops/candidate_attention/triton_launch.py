@@ -18,7 +18,7 @@ from generative_recommenders.ops.candidate_attention.rows import CandidateRows
 #: Rows below which cutting a sequence into more programs does not pay for the programs' own operands and sums.
 MIN_SPLIT_ROWS = 256
 #: Programs to aim at, per multiprocessor: the tail of the last wave shrinks with their number.
-PROGRAMS_PER_PROCESSOR = 16
+PROGRAMS_PER_PROCESSOR = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +36,12 @@ def tile_for(width: int, dtype: torch.dtype, backward: bool, hopper: bool) -> Ti
     """The tile of rows of this width.
 
     On Hopper, 64 rows are one warp group's matrix operand and are read from shared memory as loaded: at 512 columns in
-    half precision two forward programs fit a multiprocessor, or one backward program with three tiles in flight (its
-    blocks of 128 columns bound the registers of an fp32 result). Elsewhere operands pass through registers: 16 rows.
+    half precision two forward programs fit a multiprocessor, or one backward program with three tiles in flight (in
+    blocks of 64 columns its fp32 results need no spilled registers). Elsewhere operands pass through registers: 16 rows.
     """
     padded = max(16, triton.next_power_of_2(width))
     if hopper and dtype.itemsize == 2 and padded <= 512:
-        block_dim = min(128, padded) if backward else padded
+        block_dim = min(64, padded) if backward else padded
         return Tile(padded // block_dim, block_dim, 64, 4, 3 if backward else 2)
     block_dim = min(128, padded)
     return Tile(padded // block_dim, block_dim, 16, 8 if padded >= 256 else 4, 2)
