@@ -48,8 +48,14 @@ def model_config(config: ModelConfig, dataset: RankingDataset) -> DlrmHSTUConfig
     schema = dataset.schema
     known = {field.name for field in dataclasses.fields(DlrmHSTUConfig)} - {"tasks"}
     options = {k: v for k, v in dataclasses.asdict(config).items() if k in known}
+    needed = dataset.history_length + len(schema.contextual_features) + 1
     if config.max_seq_len is None:
-        options["max_seq_len"] = dataset.history_length + len(schema.contextual_features) + 1
+        options["max_seq_len"] = needed
+    elif config.max_seq_len < needed:
+        raise UserError(
+            f"model.max_seq_len = {config.max_seq_len}: a sample can have {needed} rows ({dataset.history_length} of "
+            f"history, {len(schema.contextual_features)} of context, the candidate); raise it, or shorten the history"
+        )
     try:
         return DlrmHSTUConfig(
             table_rows=dict(schema.table_rows),

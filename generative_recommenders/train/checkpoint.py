@@ -18,6 +18,7 @@ import shutil
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 
 from generative_recommenders.errors import UserError
 from generative_recommenders.train import randomness
@@ -47,7 +48,7 @@ class Restored:
 
     progress: Progress
     local: dict[str, torch.Tensor]
-    same_ranks: bool
+    ranks_before: int
 
 
 def newest(folder: pathlib.Path) -> pathlib.Path | None:
@@ -127,11 +128,11 @@ class Checkpointer:
         progress = Progress(**meta["progress"])
         if meta["world_size"] != self._world.size:
             randomness.seed_dropout(self._config.train.seed, self._world.rank, progress.step)
-            return Restored(progress, {}, same_ranks=False)
+            return Restored(progress, {}, meta["world_size"])
         own = self._read_own(path)
         randomness.restore(self._world.device, own)
         local = {key.removeprefix("local/"): value for key, value in own.items() if key.startswith("local/")}
-        return Restored(progress, local, same_ranks=True)
+        return Restored(progress, local, meta["world_size"])
 
     def _read_own(self, path: pathlib.Path) -> dict[str, torch.Tensor]:
         file = path / f"rank_{self._world.rank}.pt"
@@ -192,9 +193,14 @@ def _read_meta(path: pathlib.Path) -> dict:
     return meta
 
 
+def first_cause(exc: BaseException) -> BaseException:
+    """What went wrong on the first rank that failed; torch.distributed.checkpoint wraps it in its own exception."""
+    return next(iter(exc.failures.values()))[0] if isinstance(exc, CheckpointException) else exc
+
+
 def _load(state: dict, path: pathlib.Path, world: World) -> None:
     try:
         dcp.load(state, checkpoint_id=path, process_group=world.host_group)
-    except Exception as exc:
-        reason = str(exc).strip().splitlines()[-1]
+    except (Exception, CheckpointException) as exc:
+        reason = str(first_cause(exc)).strip().splitlines()[0]
         raise UserError(f"{path}: does not fit this model ({reason}); check the model and sharding options") from exc

@@ -233,6 +233,7 @@ class ModelConfig(Section):
     recompute_normed_x: bool = option(True, "redo the input norm in the backward: less memory, more time")
     recompute_uvqk: bool = option(True, "redo the projection in the backward")
     recompute_y: bool = option(True, "redo the output norm in the backward")
+    recompute_preprocessor: bool = option(False, "redo the MLPs over all rows in the backward")
     sort_by_length: bool = option(True, "lay out the longest sequences first")
     autocast: str = option(
         "auto", "dtype of the transducer; auto: bfloat16 on a GPU", choices=("auto", "bfloat16", "float32")
@@ -246,6 +247,17 @@ class ModelConfig(Section):
         environment="TRITON_HSTU_LAST_LAYER_TARGETS_ONLY",
     )
     targets_only_eval: bool = option(True, "the same in evaluation", environment="TRITON_HSTU_TARGETS_ONLY_EVAL")
+    targets_only_several_targets: bool = option(
+        False,
+        "the same for other than one candidate per sequence",
+        environment="TRITON_HSTU_TARGETS_ONLY_SEVERAL_TARGETS",
+    )
+    targets_only_computation: str = option(
+        "auto",
+        "how that layer attends",
+        choices=("auto", "absorbed", "materialised"),
+        environment="TRITON_HSTU_TARGETS_ONLY_COMPUTATION",
+    )
 
     def check(self) -> None:
         if not self.tasks:

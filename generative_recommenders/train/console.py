@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-PLAIN_SECONDS = 5.0  # without a terminal, one progress line in so many seconds
+PLAIN_SECONDS = 10.0  # without a terminal, one progress line in so many seconds
 
 
 def clock(seconds: float) -> str:

@@ -18,6 +18,7 @@ from generative_recommenders.train import randomness
 from generative_recommenders.train.checkpoint import Checkpointer, Progress, Restored
 from generative_recommenders.train.distributed import World
 from generative_recommenders.train.evaluation import TrainingDiverged, evaluate, to_device
+from generative_recommenders.train.flop_meter import FlopMeter
 from generative_recommenders.train.gin_files import RunConfig
 from generative_recommenders.train.metrics import BinaryResult
 from generative_recommenders.train.optimizers import Optimizers
@@ -101,6 +102,7 @@ class Trainer:
         self.phases = plan_phases(config, dataset.windows)
         self.progress = Progress()
         self.running = RunningLoss(world.device)
+        self.meter = FlopMeter(model, world)
         self.evaluation: dict[str, BinaryResult] = {}
         self.target_reached = False
         self.learning_rate = 0.0
@@ -111,6 +113,11 @@ class Trainer:
         """Go on where a checkpoint left off."""
         self.progress = restored.progress
         self.reporter.start(self.progress)
+        if restored.ranks_before != self.world.size:
+            self.reporter.say(
+                f"warning: saved by {restored.ranks_before} ranks, resumed on {self.world.size}: "
+                "dropout draws from new streams"
+            )
         if restored.local:
             self.running.sums.copy_(restored.local["running_sums"])
 
@@ -152,6 +159,7 @@ class Trainer:
         (output.loss * (batch.batch_size * self.world.size / samples)).backward()
         norm = self.optimizers.finish_step()
         self.running.add(self.progress.step, output.loss, norm, batch.batch_size, output.num_tokens)
+        self.meter.add(output)
         self.progress.step += 1
         self.progress.samples += samples
         self.progress.samples_in_phase += samples
@@ -165,7 +173,9 @@ class Trainer:
         """A line of metrics over the steps since the last one."""
         self.running.check(self.world)
         loss, tokens = self.running.drain(self.world)
-        self.reporter.training(self.progress, loss, tokens, self.learning_rate)
+        seconds = self.reporter.lap()
+        figures = {"loss": loss, "learning_rate": self.learning_rate, **self.meter.drain(seconds)}
+        self.reporter.training(self.progress, figures, tokens, seconds)
 
     def evaluate_if_due(self) -> None:
         """Every ``eval_every_samples`` samples."""

@@ -14,6 +14,9 @@ from generative_recommenders.train.distributed import World
 from generative_recommenders.train.metrics import BinaryResult
 from generative_recommenders.train.run_folder import RunFolder
 
+# Shares on the progress line, by their names in the metrics.
+SHARES = {"fill": "fill", "exec": "exec", "mfu": "MFU", "hfu": "HFU"}
+
 
 class Stopwatch:
     """Training time: runs on, except inside ``paused``."""
@@ -43,36 +46,37 @@ class Reporter:
         self._world, self._folder, self._terminal, self._total = world, folder, terminal, total_samples
         self.watch = Stopwatch()
         self._last = (0.0, 0)  # training seconds and samples at the last line of metrics
-        self._figures: dict[str, float] = {}
 
     def start(self, progress: Progress) -> None:
-        """Training begins, or goes on."""
+        """Training goes on where an earlier process left it."""
         self.watch = Stopwatch(progress.seconds)
         self._last = (progress.seconds, progress.samples)
 
-    def training(self, progress: Progress, loss: float, tokens: float, learning_rate: float) -> None:
-        """A line of training metrics over the steps since the last one."""
-        seconds, samples = self.watch.seconds, progress.samples
-        took, done = max(seconds - self._last[0], 1e-9), samples - self._last[1]
-        self._last = (seconds, samples)
-        self._figures = {
-            "loss": loss,
-            "learning_rate": learning_rate,
-            "samples_per_second": done / took,
-            "tokens_per_second": tokens / took,
-            "seconds": seconds,
+    def lap(self) -> float:
+        """Training seconds since the last line of metrics."""
+        return max(self.watch.seconds - self._last[0], 1e-9)
+
+    def training(self, progress: Progress, figures: dict[str, float], tokens: float, seconds: float) -> None:
+        """A line of training metrics over the ``seconds`` since the last one, in which ``tokens`` rows passed."""
+        rate = (progress.samples - self._last[1]) / seconds
+        self._last = (self._last[0] + seconds, progress.samples)
+        figures = {
+            **figures,
+            "samples_per_second": rate,
+            "tokens_per_second": tokens / seconds,
+            "seconds": self._last[0],
         }
         if self._folder is not None:
-            self._folder.add("train", progress.step, samples, self._figures)
+            self._folder.add("train", progress.step, progress.samples, figures)
         if self._terminal is not None:
-            self._terminal.progress(samples, self._line(progress))
+            self._terminal.progress(progress.samples, self._line(progress, figures))
 
-    def _line(self, progress: Progress) -> str:
-        f = self._figures
+    def _line(self, progress: Progress, f: dict[str, float]) -> str:
         left = (self._total - progress.samples) / max(f["samples_per_second"], 1e-9)
+        shares = "  ".join(f"{label} {100 * f[name]:.0f} %" for name, label in SHARES.items() if name in f)
         return (
             f"step {progress.step:,}  loss {f['loss']:.4f}  {f['samples_per_second']:,.0f} samples/s  "
-            f"{f['tokens_per_second']:,.0f} tokens/s  {clock(left)} left"
+            f"{f['tokens_per_second']:,.0f} tokens/s  {shares}  {clock(left)} left"
         )
 
     def scored(self, samples: int, total: int) -> None:

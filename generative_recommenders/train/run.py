@@ -12,6 +12,8 @@ import time
 import traceback
 import warnings
 
+from torch.distributed.checkpoint.api import CheckpointException
+
 from generative_recommenders import settings
 from generative_recommenders.data.dataset import RankingDataset
 from generative_recommenders.errors import UserError
@@ -21,6 +23,7 @@ from generative_recommenders.train.checkpoint import Checkpointer
 from generative_recommenders.train.console import Terminal
 from generative_recommenders.train.distributed import World, choose_device, join, launched_rank, leave
 from generative_recommenders.train.evaluation import TrainingDiverged
+from generative_recommenders.train.flops import MFU_NOTE
 from generative_recommenders.train.gin_files import RunConfig
 from generative_recommenders.train.loop import Trainer, plan_phases
 from generative_recommenders.train.reporting import Reporter
@@ -28,6 +31,7 @@ from generative_recommenders.train.run_folder import Result, RunFolder, claim, w
 from generative_recommenders.train.signals import Stopped, StopSignals
 
 OK, FAILED, USER_ERROR = 0, 1, 2
+SHARES_NOTE = "fill: FLOPs of the real lengths over those of a padded batch; exec: FLOPs executed over the same"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +59,7 @@ def run(arguments: Arguments) -> int:
             attempt.go(signals)
             status = OK if attempt.result.status == "ok" else FAILED
             orderly = True
-        except (Exception, KeyboardInterrupt) as exc:
+        except (Exception, KeyboardInterrupt, CheckpointException) as exc:
             status = USER_ERROR if isinstance(exc, (UserError, BackendUnavailable)) else FAILED
             orderly = False
             attempt.fail(exc)
@@ -147,6 +151,8 @@ class _Attempt:
         )
         terminal.print(f"model: {parameters:,} dense parameters, {rows:,} rows of embedding tables")
         terminal.print(f"{world.size} x {world.device.type}, run folder {self.folder.path}")
+        why_no_peak = trainer.meter.why_no_peak
+        terminal.print(f"{SHARES_NOTE}; {MFU_NOTE if why_no_peak is None else why_no_peak}")
         if self.arguments.resume:
             where = f"from {resumed}" if resumed else "from the beginning: the run has no complete checkpoint"
             terminal.print(f"resuming {where} (step {trainer.progress.step:,})")
@@ -220,7 +226,8 @@ def open_folder(arguments: Arguments, world: World) -> RunFolder:
     if world.is_main:
         if arguments.resume and name is None:
             problem = "--resume: needs --run-name, the name of the run to go on with"
-        name = name or f"{pathlib.Path(arguments.config[-1]).stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+        if name is None:
+            name = f"{pathlib.Path(arguments.config[-1]).stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
         try:
             claim(arguments.runs_dir, name, arguments.resume)
         except UserError as exc:
@@ -277,6 +284,7 @@ def closing_figures(result: Result, trainer: Trainer) -> list[tuple[str, str]]:
         ("best AUC seen in this run", show(result.auc_best_seen)),
         ("samples trained", f"{result.samples:,}"),
         ("steps", f"{trainer.progress.step:,}"),
+        ("last layer, last batch", trainer.meter.decision),
         ("seconds, training alone", f"{trainer.reporter.watch.seconds:,.1f}"),
         ("seconds, everything", f"{result.seconds:,.1f}"),
     ]
@@ -285,6 +293,7 @@ def closing_figures(result: Result, trainer: Trainer) -> list[tuple[str, str]]:
 
 def one_line(exc: BaseException) -> str:
     """The message of an exception in one line; its type where it is not one of ours."""
+    exc = checkpoint.first_cause(exc)
     text = " ".join(str(exc).split()) or type(exc).__name__
     ours = isinstance(exc, (UserError, BackendUnavailable, Stopped, TrainingDiverged))
     return text if ours else f"{type(exc).__name__}: {text}"

@@ -24,12 +24,15 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from generative_recommenders import settings
 from generative_recommenders.errors import UserError
-from generative_recommenders.train.config import SHARDINGS, ShardingConfig
+from generative_recommenders.train.config import ShardingConfig
 from generative_recommenders.train.distributed import World
 from generative_recommenders.train.gin_files import nearest
 
 # Writes the initial values of one shard: (table name, shard [rows, columns], first row, first column).
 ShardInit = Callable[[str, torch.Tensor, int, int], None]
+
+# What the planner chooses from. Column-wise shards split a row, and row-wise Adagrad then keeps a sum per piece.
+UNASKED = ("row_wise", "table_wise")
 
 _WIRE = {"float16": CommType.FP16, "bfloat16": CommType.BF16}
 
@@ -92,7 +95,7 @@ def make_plan(model: nn.Module, config: ShardingConfig, world: World, sharders: 
             raise UserError(f"sharding.tables names {name!r}: no such table{nearest(name, tables)}")
     constraints = {
         name: ParameterConstraints(
-            sharding_types=[config.tables[name]] if name in config.tables else list(SHARDINGS),
+            sharding_types=[config.tables[name]] if name in config.tables else list(UNASKED),
             compute_kernels=[EmbeddingComputeKernel.FUSED.value],
         )
         for name in tables

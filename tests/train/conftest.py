@@ -70,4 +70,3 @@ def trainer_process(tmp_path):
         return types.SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
 
     return run
-

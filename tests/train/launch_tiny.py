@@ -3,6 +3,8 @@
 The label follows the user's and the item's parity, so that a tiny model learns something in a few steps.
 """
 
+import os
+import signal
 import sys
 
 import numpy as np
@@ -54,6 +56,7 @@ SMALL = {
     "model.num_position_buckets": "16",
     "model.num_time_buckets": "16",
     "model.autocast": "'float32'",
+    "model.backend": "'PYTORCH'",  # not Triton's interpreter, which the tests' environment switches on
 }
 
 
@@ -62,9 +65,25 @@ def small_gin(**more: str) -> str:
     return "".join(f"{name} = {value}\n" for name, value in {**SMALL, **more}.items())
 
 
+def kill_at(step: int) -> None:
+    """End the process as a power cut would when that many steps are done."""
+    from generative_recommenders.train.loop import Trainer
+
+    real = Trainer.step
+
+    def dying(self, batch):
+        real(self, batch)
+        if self.progress.step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Trainer.step = dying
+
+
 if __name__ == "__main__":
     from generative_recommenders.train import datasets
     from generative_recommenders.train.__main__ import main
 
     datasets.FACTORIES["tiny"] = tiny
+    if "TINY_KILL_AT_STEP" in os.environ:
+        kill_at(int(os.environ["TINY_KILL_AT_STEP"]))
     sys.exit(main())

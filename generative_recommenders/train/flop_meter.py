@@ -1,0 +1,77 @@
+"""fill, exec, MFU and HFU of the steps since the last line of metrics, and what the last layer did in them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from generative_recommenders.modules.dlrm_hstu import DlrmHSTU, DlrmOutput
+from generative_recommenders.train import flops
+from generative_recommenders.train.distributed import World
+
+
+class FlopMeter:
+    """Adds up FLOPs step by step on the device, without waiting for it.
+
+    Shares that need a device's peak are given only where ``flops.PEAK_TFLOPS`` knows the device; ``why_no_peak`` says
+    why not.
+    """
+
+    def __init__(self, model: nn.Module, world: World) -> None:
+        core = next(module for module in model.modules() if isinstance(module, DlrmHSTU))
+        c = core.config
+        self._transducer = core.transducer
+        self._shape = flops.StackShape(
+            c.hstu_embedding_dim,
+            c.hstu_num_heads,
+            c.hstu_attn_qk_dim,
+            c.hstu_attn_linear_dim,
+            c.hstu_num_layers,
+            c.max_seq_len,
+        )
+        self._world = world
+        self._sums = torch.zeros(3, dtype=torch.float64, device=world.device)  # dense, filled, executed
+        self._steps = 0
+        self._engaged = 0
+        bf16 = c.autocast == "bfloat16" or (c.autocast == "auto" and world.device.type == "cuda")
+        self._peak, self.why_no_peak = None, "no MFU or HFU on a CPU"
+        if world.device.type == "cuda":
+            name = torch.cuda.get_device_name(world.device)
+            self._peak, self.why_no_peak = flops.peak_tflops(name, torch.bfloat16 if bf16 else torch.float32)
+
+    @property
+    def decision(self) -> str:
+        """How the last layer ran in the last batch, and why."""
+        decision = self._transducer.last_layer_decision
+        if decision is None:
+            return "not run"
+        return decision.reason if decision.engaged else f"all rows: {decision.reason}"
+
+    def add(self, output: DlrmOutput) -> None:
+        """Count one training step of this rank (one candidate per sequence)."""
+        decision = self._transducer.last_layer_decision
+        computation = "full" if decision is None else decision.computation
+        ones = torch.ones_like(output.seq_lengths)
+        batch = flops.batch_flops(self._shape, output.seq_lengths, ones, computation)
+        self._sums += torch.stack([batch.filled.new_tensor(batch.dense), batch.filled, batch.executed])
+        self._steps += 1
+        self._engaged += int(decision is not None and decision.engaged)
+
+    def drain(self, seconds: float) -> dict[str, float]:
+        """Figures over the steps since the last call, on all ranks; a collective call.
+
+        Returns:
+            ``fill`` and ``exec`` (shares of the dense shape), ``last_layer_targets_only`` (share of steps) and, where
+            the device's peak is known, ``mfu`` and ``hfu``.
+        """
+        dense, filled, executed = self._world.sum_(self._sums.clone()).tolist()
+        self._sums.zero_()
+        steps, engaged = self._steps, self._engaged
+        self._steps = self._engaged = 0
+        if dense == 0:
+            return {}
+        figures = {"fill": filled / dense, "exec": executed / dense, "last_layer_targets_only": engaged / steps}
+        if self._peak is not None and seconds > 0:
+            figures["mfu"] = flops.utilisation(dense, seconds, self._world.size, self._peak)
+            figures["hfu"] = flops.utilisation(executed, seconds, self._world.size, self._peak)
+        return figures

@@ -1,0 +1,193 @@
+"""Checkpoints: a resumed run equals the uninterrupted one to the bit, and nothing is restored in silence."""
+
+import json
+import shutil
+import signal
+
+import pytest
+import torch
+
+from generative_recommenders.train import checkpoint
+from generative_recommenders.train.__main__ import main
+
+DROPOUT = {"model.output_dropout_ratio": "0.2", "optimizer.warmup_steps": "4", "train.log_every": "1"}
+
+
+@pytest.fixture
+def train(small_config, tmp_path, capfd):
+    def run(name, *bindings, resume=False, more=(), config=None):
+        path = config or small_config({**DROPOUT, **dict(more)})
+        arguments = ["--config", path, "--runs-dir", str(tmp_path / "runs"), "--run-name", name]
+        arguments += ["--resume"] * resume
+        for binding in bindings:
+            arguments += ["--bind", binding]
+        status = main(arguments)
+        return status, capfd.readouterr()
+
+    return run
+
+
+def metrics(tmp_path, name):
+    """The rows of a run without what depends on the clock."""
+    rows = [json.loads(line) for line in (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        for timed in ("seconds", "samples_per_second", "tokens_per_second"):
+            row.pop(timed, None)
+    return rows
+
+
+def result(tmp_path, name):
+    return json.loads((tmp_path / "runs" / name / "result.json").read_text())
+
+
+@pytest.mark.parametrize("stop", [3, 13, 17])  # inside a pass, at its end, in the next
+def test_a_resumed_run_equals_the_uninterrupted_one(train, tmp_path, stop):
+    more = {"train.epochs": "2", "train.eval_every_samples": "48", "checkpoint.every_steps": str(stop)}
+    assert train("straight", more=more)[0] == 0
+    assert train("halves", f"train.max_steps={stop}", more=more)[0] == 0
+    status, output = train("halves", more=more, resume=True)
+    assert status == 0
+    assert f"(step {stop})" in output.out
+    # The first half ends with an evaluation of its own, which the straight run may not have there.
+    extra = {"kind": "eval", "step": stop}
+    straight, halves = ([row for row in metrics(tmp_path, name)] for name in ("straight", "halves"))
+    same = lambda rows: [row for row in rows if not extra.items() <= row.items()]
+    assert same(halves) == same(straight)
+    assert result(tmp_path, "halves")["auc"] == result(tmp_path, "straight")["auc"]
+
+
+def test_a_checkpoint_loads_the_same_evaluation(train, tmp_path):
+    assert train("x", more={"checkpoint.at_end": "True"})[0] == 0
+    load = f"checkpoint.load={tmp_path / 'runs' / 'x'}"
+    assert train("again", "train.mode=eval", load)[0] == 0
+    assert result(tmp_path, "again")["auc"] == result(tmp_path, "x")["auc"]
+
+
+def test_a_missing_random_state_is_an_error(train, tmp_path):
+    assert train("x", "train.max_steps=2", more={"checkpoint.every_steps": "1"})[0] == 0
+    newest = checkpoint.newest(tmp_path / "runs" / "x" / "checkpoints")
+    (newest / "rank_0.pt").unlink()
+    status, output = train("x", more={"checkpoint.every_steps": "1"}, resume=True)
+    assert status == 2
+    assert "random state of rank 0 is missing" in output.err
+
+
+def test_another_configuration_is_refused_and_named(train):
+    assert train("x", "train.max_steps=2", more={"checkpoint.every_steps": "1"})[0] == 0
+    status, output = train("x", "optimizer.dense_lr=0.5", more={"checkpoint.every_steps": "1"}, resume=True)
+    assert status == 2
+    assert "optimizer.dense_lr = 0.001, this run has 0.5" in output.err
+
+
+def test_weights_of_another_model_are_refused(train, tmp_path):
+    assert train("x", "train.max_steps=2", more={"checkpoint.every_steps": "1"})[0] == 0
+    load = f"checkpoint.load={tmp_path / 'runs' / 'x'}"
+    status, output = train("y", load, "model.hstu_attn_qk_dim=4")
+    assert status == 2
+    assert "does not fit this model" in output.err
+
+
+def test_the_newest_checkpoints_stay(train, tmp_path):
+    assert train("x", "train.max_steps=5", more={"checkpoint.every_steps": "1", "checkpoint.keep": "3"})[0] == 0
+    names = sorted(path.name for path in (tmp_path / "runs" / "x" / "checkpoints").iterdir())
+    assert names == ["step_00000003", "step_00000004", "step_00000005"]
+
+
+def test_a_half_written_checkpoint_is_passed_over(train, tmp_path):
+    assert train("x", "train.max_steps=2", more={"checkpoint.every_steps": "1"})[0] == 0
+    folder = tmp_path / "runs" / "x" / "checkpoints"
+    shutil.copytree(folder / "step_00000001", folder / "step_00000009.partial")
+    assert checkpoint.newest(folder).name == "step_00000002"
+    status, output = train("x", "train.max_steps=4", more={"checkpoint.every_steps": "1"}, resume=True)
+    assert status == 0
+    assert not list(folder.glob("*.partial"))
+
+
+def test_a_run_without_a_checkpoint_says_that_it_begins_anew(train, tmp_path):
+    assert train("x", "train.max_steps=2")[0] == 0
+    status, output = train("x", "train.max_steps=2", resume=True)
+    assert status == 0
+    assert "from the beginning" in output.out
+    assert [row["step"] for row in metrics(tmp_path, "x") if row["kind"] == "train"] == [1, 2]
+
+
+def test_metrics_after_the_checkpoint_are_forgotten(train, tmp_path):
+    more = {"checkpoint.every_steps": "2"}
+    assert train("x", "train.max_steps=3", more=more)[0] == 0
+    assert train("x", "train.max_steps=5", more=more, resume=True)[0] == 0
+    assert [row["step"] for row in metrics(tmp_path, "x") if row["kind"] == "train"] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_saves_and_the_run_goes_on_from_there(train, tmp_path, monkeypatch, number):
+    from generative_recommenders.train.loop import Trainer
+
+    real = Trainer.step
+
+    def step(self, batch):
+        real(self, batch)
+        if self.progress.step == 4:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(Trainer, "step", step)
+    status, output = train("x", more={"checkpoint.at_end": "True"})
+    monkeypatch.undo()
+    assert status == 1
+    assert result(tmp_path, "x")["reason"] == f"stopped by {number.name}"
+    assert result(tmp_path, "x")["samples"] == 64
+    assert output.err == f"error: stopped by {number.name}\n"
+    assert train("x", more={"checkpoint.at_end": "True"}, resume=True)[0] == 0
+    assert train("straight")[0] == 0
+    assert result(tmp_path, "x")["auc"] == result(tmp_path, "straight")["auc"]
+
+
+def test_checkpoints_by_time_and_by_windows(train, tmp_path):
+    more = {"train.mode": "'streaming-train-eval'", "checkpoint.every_windows": "1", "checkpoint.keep": "9"}
+    assert train("windows", more=more)[0] == 0
+    assert len(list((tmp_path / "runs" / "windows" / "checkpoints").iterdir())) == 3
+    assert train("time", more={"checkpoint.every_seconds": "0.000001", "checkpoint.keep": "99"})[0] == 0
+    assert len(list((tmp_path / "runs" / "time" / "checkpoints").iterdir())) == 13
+
+
+def losses(tmp_path, name):
+    return {row["step"]: row["loss"] for row in metrics(tmp_path, name) if row["kind"] == "train"}
+
+
+def test_two_ranks_resume_their_own_streams_after_a_kill(trainer_process, small_config, tmp_path):
+    """Six steps straight, against three steps, an evaluation, a kill, and the rest; then a lost stream."""
+    more = {**DROPOUT, "checkpoint.every_steps": "3", "train.eval_every_samples": "96"}
+    config = small_config(more)
+    arguments = ["--config", config, "--bind", "train.max_steps=6"]
+    trainer_process(*arguments, "--run-name", "straight", ranks=2, check=0)
+    killed = trainer_process(*arguments, "--run-name", "x", ranks=2, env={"TINY_KILL_AT_STEP": "4"})
+    assert killed.code != 0
+    assert result(tmp_path, "x")["status"] == "failed"
+    trainer_process(*arguments, "--run-name", "x", "--resume", ranks=2, check=0)
+    assert losses(tmp_path, "x") == losses(tmp_path, "straight")
+    assert result(tmp_path, "x")["auc"] == result(tmp_path, "straight")["auc"]
+    states = [
+        [
+            torch.load(tmp_path / "runs" / name / "checkpoints/step_00000006" / f"rank_{rank}.pt")["cpu"]
+            for rank in (0, 1)
+        ]
+        for name in ("straight", "x")
+    ]
+    assert torch.equal(states[0][0], states[1][0]) and torch.equal(states[0][1], states[1][1])
+    assert not torch.equal(states[0][0], states[0][1])
+    (tmp_path / "runs/x/checkpoints/step_00000006/rank_1.pt").unlink()
+    lost = trainer_process("--config", config, "--run-name", "x", "--resume", ranks=2)
+    assert lost.code != 0
+    assert "random state of rank 1 is missing" in lost.err
+
+
+def test_a_checkpoint_loads_on_another_number_of_ranks(trainer_process, small_config, tmp_path):
+    config = small_config({**DROPOUT, "checkpoint.every_steps": "3"})
+    trainer_process("--config", config, "--run-name", "x", "--bind", "train.max_steps=3", ranks=2, check=0)
+    arguments = ["--config", config, "--bind", "train.mode=eval", "--bind", "checkpoint.load=runs/x"]
+    trainer_process(*arguments, "--run-name", "two", ranks=2, check=0)
+    trainer_process(*arguments, "--run-name", "one", check=0)
+    assert result(tmp_path, "one")["auc"]["listen_plus"] == pytest.approx(
+        result(tmp_path, "two")["auc"]["listen_plus"], abs=1e-3
+    )
+    done = trainer_process("--config", config, "--run-name", "x", "--resume", "--bind", "train.max_steps=5", check=0)
+    assert "saved by 2 ranks, resumed on 1: dropout draws from new streams" in done.out

@@ -1,0 +1,94 @@
+"""Two processes over gloo: the same numbers as one, the same weights on both, a clean end."""
+
+import json
+import pathlib
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+NO_DROPOUT = {"model.input_dropout_ratio": "0.0", "model.output_dropout_ratio": "0.0"}
+
+
+def checkpoint_tensors(run, tmp_path):
+    """All tensors of the newest checkpoint of a run, shards put together: name → tensor."""
+    folder = max((run / "checkpoints").glob("step_*"))
+    whole = tmp_path / f"{run.name}.pt"
+    dcp_to_torch_save(folder, whole)
+    flat = {}
+
+    def walk(prefix, value):
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                walk(f"{prefix}/{key}", inner)
+        elif isinstance(value, torch.Tensor):
+            flat[prefix] = value
+
+    walk("", torch.load(whole, weights_only=False))
+    return flat
+
+
+def result_of(run):
+    return json.loads((run / "result.json").read_text())
+
+
+def test_metrics_and_exchanges_of_two_processes(trainer_process):
+    done = trainer_process(ranks=2, script=pathlib.Path(__file__).with_name("two_ranks.py"), check=0)
+    found = json.loads(next(line for line in done.out.splitlines() if line.startswith("{")))
+    assert found["rank 0 good, rank 1 bad"] == 1.0
+    assert found["ties"] == 0.5
+    assert found["one class"] is True
+    assert found["unequal counts"] == 4
+    assert found["one rank empty"] == 1.0
+    assert found["sum"] == [3, 10]
+    assert found["gather"] == ["rank 0", "rank 1"]
+
+
+@pytest.mark.parametrize("sharding", ["row_wise", "table_wise"])
+def test_two_ranks_train_as_one_does(trainer_process, small_config, tmp_path, sharding):
+    """Two passes over 198 samples: the last global batch is short, so that rank 1 has an empty one."""
+    common = {
+        **NO_DROPOUT,
+        "train.epochs": "2",
+        "checkpoint.at_end": "True",
+        "optimizer.warmup_steps": "5",
+        "sharding.tables": repr(dict.fromkeys(("uid", "item_id", "genre"), sharding)),
+    }
+    one = small_config({**common, "train.batch_size": "64"}, "one.gin")
+    two = small_config({**common, "train.batch_size": "32"}, "two.gin")
+    trainer_process("--config", one, "--run-name", "one", check=0)
+    done = trainer_process("--config", two, "--run-name", "two", ranks=2, check=0)
+    assert "terminate called" not in done.err
+    a, b = (checkpoint_tensors(tmp_path / "runs" / name, tmp_path) for name in ("one", "two"))
+    assert set(a) == set(b)
+    assert any("embeddings.uid" in name for name in a) and any("momentum" in name for name in a)
+    for name in a:
+        torch.testing.assert_close(b[name], a[name], rtol=2e-4, atol=2e-6, msg=lambda m, name=name: f"{name}: {m}")
+    results = [result_of(tmp_path / "runs" / name) for name in ("one", "two")]
+    assert results[0]["samples"] == results[1]["samples"] == 2 * 198
+    assert results[0]["auc"]["listen_plus"] == pytest.approx(results[1]["auc"]["listen_plus"], abs=2e-3)
+    rows = [
+        [json.loads(line) for line in (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    ]
+    for first, second in zip(*rows, strict=True):
+        assert first["samples"] == second["samples"]
+        if first["kind"] == "train":
+            assert first["loss"] == pytest.approx(second["loss"], rel=1e-4)
+            assert first["learning_rate"] == second["learning_rate"]
+            assert first["fill"] == pytest.approx(second["fill"], rel=1e-9)
+
+
+def test_ranks_draw_different_dropout(trainer_process, small_config, tmp_path):
+    config = small_config({"train.max_steps": "2", "checkpoint.at_end": "True", "train.mode": "'train'"})
+    trainer_process("--config", config, "--run-name", "x", ranks=2, check=0)
+    folder = max((tmp_path / "runs" / "x" / "checkpoints").glob("step_*"))
+    streams = [torch.load(folder / f"rank_{rank}.pt")["cpu"] for rank in range(2)]
+    assert not torch.equal(*streams)
+
+
+def test_wrong_input_is_said_once_by_two_ranks(trainer_process, small_config, tmp_path):
+    done = trainer_process("--config", small_config(), "--run-name", "x", "--bind", "train.sed=1", ranks=2)
+    assert done.code != 0
+    assert done.err.count("error: ") == 1
+    assert result_of(tmp_path / "runs" / "x")["status"] == "failed"

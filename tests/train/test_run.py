@@ -1,0 +1,219 @@
+"""Whole runs on the tiny data set: what they leave behind, their exit status, and every way to fail."""
+
+import json
+
+import pytest
+import torch
+
+from generative_recommenders.train import optimizers, run_folder
+from generative_recommenders.train.__main__ import main
+from generative_recommenders.train.run_folder import Result
+
+FIELDS = ["status", "seconds", "samples", "auc", "best_auc", "baseline_auc", "auc_best_seen", "config", "reason"]
+
+
+@pytest.fixture
+def train(small_config, tmp_path, capfd):
+    """``train("train.seed=2", name="x")`` → exit status, result.json (or None), output."""
+
+    def run(*bindings, name="x", more=(), extra=()):
+        arguments = ["--config", small_config(more), "--runs-dir", str(tmp_path / "runs"), "--run-name", name, *extra]
+        for binding in bindings:
+            arguments += ["--bind", binding]
+        status = main(arguments)
+        path = tmp_path / "runs" / name / "result.json"
+        output = capfd.readouterr()
+        return status, json.loads(path.read_text()) if path.exists() else None, output
+
+    return run
+
+
+def rows(tmp_path, name="x"):
+    return run_folder.RunFolder(tmp_path / "runs" / name).metrics()
+
+
+def test_a_good_run_leaves_everything_and_exits_with_zero(train, tmp_path):
+    status, result, output = train("train.epochs=2", "train.target_auc=0.05", "train.max_gap_to_best=1.0")
+    assert status == 0, output.err
+    assert list(result) == FIELDS
+    assert result["status"] == "ok" and result["reason"] is None
+    assert result["samples"] == 2 * 198
+    assert result["best_auc"] == 0.9 and result["baseline_auc"] == 0.5
+    assert set(result["auc"]) == {"listen_plus"}
+    assert result["auc_best_seen"] >= result["auc"]["listen_plus"]
+    assert result["config"]["train.epochs"] == 2
+    folder = tmp_path / "runs" / "x"
+    evaluations = [row for row in rows(tmp_path) if row["kind"] == "eval"]
+    assert [row["samples"] for row in evaluations] == [198, 396]
+    assert evaluations[-1]["listen_plus/auc"] == result["auc"]["listen_plus"]
+    assert evaluations[-1]["listen_plus/samples"] == 66
+    training = [row for row in rows(tmp_path) if row["kind"] == "train"]
+    assert {"loss", "learning_rate", "samples_per_second", "tokens_per_second", "fill", "exec"} <= set(training[0])
+    assert training[-1]["samples"] == 396
+    assert list((folder / "tensorboard").glob("events.*"))
+    assert "train.epochs = 2" in (folder / "config.gin").read_text()
+    assert not list(folder.rglob("*.partial"))
+    for shown in ("hold-out AUC", "baseline AUC", "best reachable AUC", "samples trained", "0.9000", "0.5000"):
+        assert shown in output.out
+
+
+def test_the_report_is_self_contained_and_escapes(train, tmp_path):
+    train(name="a<b")
+    text = (tmp_path / "runs" / "a<b" / "report.html").read_text()
+    assert "<svg" in text and "hold-out AUC" in text and "train.batch_size = 16" in text
+    assert "a&lt;b" in text and "a<b" not in text
+    for outside in ("http://", "https://", "src=", "<script"):
+        assert outside not in text
+
+
+@pytest.mark.parametrize(
+    "binding, reason",
+    [
+        ("train.target_auc=0.999", "below train.target_auc"),
+        ("train.max_gap_to_best=0.001", "below the best reachable"),
+    ],
+)
+def test_a_run_that_misses_what_was_asked_fails(train, binding, reason):
+    status, result, output = train(binding)
+    assert status == 1
+    assert result["status"] == "failed" and reason in result["reason"]
+    assert reason in output.out
+
+
+def test_one_class_in_the_hold_out_warns_and_reaches_no_target(train):
+    status, result, output = train("tiny.one_class=True", "train.target_auc=0.4", "train.stop_at_target=True")
+    assert status == 1
+    assert result["auc"] == {"listen_plus": 0.5} and result["auc_best_seen"] is None
+    assert "one class" in result["reason"]
+    assert "warning: listen_plus has one class only" in output.out
+
+
+def test_a_target_that_ends_the_run_ends_it(train):
+    status, result, _ = train(
+        "train.epochs=50", "train.target_auc=0.2", "train.stop_at_target=True", "train.eval_every_samples=64"
+    )
+    assert status == 0
+    assert result["samples"] < 200
+
+
+@pytest.mark.parametrize(
+    "bindings, extra, wanted",
+    [
+        (["train.bacth_size=4"], [], "train.batch_size"),
+        (["train.batch_size=0"], [], "train.batch_size = 0"),
+        (["tiny.users=0"], [], "no events"),
+        ([], ["--device", "cuda"], "--device cuda: not available"),
+        ([], ["--device", "tpu"], "expected auto, cpu or cuda"),
+        (["model.backend='CUDNN'"], [], "CUDNN"),
+        (["model.max_seq_len=3"], [], "model.max_seq_len = 3: a sample can have 10 rows"),
+        (["train.mode='eval'"], [], "needs weights"),
+        (["checkpoint.load='/nowhere'"], [], "/nowhere: holds no complete checkpoint"),
+        (["sharding.tables={'user': 'row_wise'}"], [], "no such table"),
+        ([], ["--resume"], "holds no run"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a device that must be absent")
+def test_wrong_input_is_one_line_and_exit_status_two(train, bindings, extra, wanted):
+    status, result, output = train(*bindings, extra=extra)
+    assert status == 2
+    assert wanted in output.err
+    assert output.err.count("\n") == 1 and output.err.startswith("error: ")
+    if "--resume" not in extra:
+        assert result["status"] == "failed" and wanted in result["reason"]
+
+
+def test_an_unnamed_run_that_never_began_leaves_nothing(small_config, tmp_path, capfd):
+    assert main(["--config", small_config(), "--runs-dir", str(tmp_path / "runs"), "--bind", "train.sed=1"]) == 2
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_name_in_use_is_refused_and_the_earlier_result_stays(train):
+    assert train()[0] == 0
+    status, result, output = train()
+    assert status == 2 and "holds an earlier run" in output.err
+    assert result["status"] == "ok"
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ""])
+def test_a_run_name_is_a_plain_folder_name(train, name):
+    assert train(name=name)[0] == 2
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(train, monkeypatch):
+    real = optimizers.Optimizers.finish_step
+    steps = iter(range(1000))
+    bad = lambda self: real(self) * (float("nan") if next(steps) == 3 else 1.0)
+    monkeypatch.setattr(optimizers.Optimizers, "finish_step", bad)
+    status, result, output = train("train.log_every=2", "checkpoint.every_steps=5", "train.epochs=3")
+    assert status == 1
+    assert "not finite since step 3" in result["reason"]
+    assert output.err.count("\n") == 1
+
+
+def test_an_unforeseen_error_is_one_line_and_keeps_its_traceback(train, monkeypatch, tmp_path):
+    def broken(self):
+        raise RuntimeError("something\nbroke")
+
+    monkeypatch.setattr(optimizers.Optimizers, "finish_step", broken)
+    status, result, output = train()
+    assert status == 1
+    assert result["reason"] == "RuntimeError: something broke"
+    assert output.err.count("\n") == 1 and "traceback_rank0.txt" in output.err
+    assert "finish_step" in (tmp_path / "runs" / "x" / "traceback_rank0.txt").read_text()
+
+
+def test_the_traceback_is_shown_on_request(train, monkeypatch):
+    monkeypatch.setenv("HSTU_TRACEBACK", "1")
+    status, _, output = train("train.batch_size=0")
+    assert status == 2 and "Traceback" in output.err
+
+
+def test_training_alone_does_not_evaluate(train):
+    status, result, _ = train("train.mode='train'", "train.max_steps=3")
+    assert status == 0
+    assert result["auc"] == {} and result["samples"] == 48
+
+
+def test_streaming_evaluates_after_windows_and_ends_with_the_hold_out(train, tmp_path):
+    status, result, _ = train("train.mode='streaming-train-eval'", "train.eval_every_windows=1")
+    assert status == 0
+    ends = [row["samples"] for row in rows(tmp_path) if row["kind"] == "eval"]
+    assert len(ends) == 3 and ends[-1] == result["samples"] == 198
+
+
+def test_several_tasks_are_each_reported(train):
+    status, result, _ = train("model.tasks=('listen_plus', 'skip')")
+    assert status == 0
+    assert set(result["auc"]) == {"listen_plus", "skip"}
+
+
+def test_the_saved_configuration_repeats_the_run(train, tmp_path):
+    _, first, _ = train("train.seed=5", name="first")
+    arguments = ["--config", str(tmp_path / "runs/first/config.gin"), "--runs-dir", str(tmp_path / "runs")]
+    assert main([*arguments, "--run-name", "second"]) == 0
+    second = json.loads((tmp_path / "runs" / "second" / "result.json").read_text())
+    assert second["auc"] == first["auc"]
+    assert second["config"] == first["config"]
+
+
+def test_result_fields_are_exactly_these():
+    import dataclasses
+
+    assert [field.name for field in dataclasses.fields(Result)] == FIELDS
+
+
+def test_the_command_line_explains_itself_in_one_line(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--confg", "x"])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    with pytest.raises(SystemExit):
+        main([])
+    assert "--config is missing" in capsys.readouterr().err
+
+
+def test_every_option_is_listed(capsys):
+    assert main(["--list-options"]) == 0
+    text = capsys.readouterr().out
+    for name in ("train.batch_size = 64", "movielens_100k.history_length", "TRITON_HSTU_LAST_LAYER_TARGETS_ONLY"):
+        assert name in text
