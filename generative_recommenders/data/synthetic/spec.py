@@ -57,7 +57,7 @@ class SyntheticSpec:
 
 def yambda_like(events: int, seed: int = 0) -> SyntheticSpec:
     """About ``events`` events with Yambda's distributions; items and the like grow with users as in its sizes."""
-    users = max(1, round(events / 4_700))
+    users = max(1, round(events / 4_520))  # the mean that is left after the cut at events_max
     items = max(10, round(9_340 * users**0.5))
     return SyntheticSpec(
         users=users,
