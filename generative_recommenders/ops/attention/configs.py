@@ -1,10 +1,11 @@
 """Launch configurations of the attention kernels: a table by architecture and head width, and the rule behind it.
 
-Rule. Half-precision tiles keep the two fp32 accumulators of a program within 64 to 128 registers per thread: 128 x 64
-(queries x keys) with 8 warps up to a padded head width of 128, half of that at 256. The pipeline is as deep as shared
-memory allows: three stages with 227 KiB (sm_90, sm_100), two with 99 to 164 KiB (sm_80, sm_86, sm_89), one with the
-64 KiB of gfx942/gfx950, where the copy does not pass through shared memory asynchronously. float32 tiles are 32 x 32.
-Measured on an H200 (sm_90) only; the other lines follow the rule and are not measured.
+Rule. Half-precision tiles keep a program's fp32 accumulators within 64 to 128 registers per thread: forward 64 x 64
+(queries x keys) with 4 warps, dQ 128 x 64 and dK/dV 64 x 128 with 8 warps up to a padded head width of 128, half of
+that at 256. The pipeline is as deep as shared memory allows: three stages with 227 KiB (sm_90, sm_100), two with 163
+KiB (sm_80). GPUs with less (99 KiB: sm_86, sm_89, sm_120; 64 KiB: gfx942; 160 KiB but no asynchronous copies: gfx950)
+take 64 x 64 tiles with 4 warps and one stage. float32 tiles are 32 x 32. Measured on an H200 (sm_90) only; the other
+lines follow the rule and are not measured.
 """
 
 from __future__ import annotations
@@ -51,10 +52,7 @@ def _architecture(index: int) -> str:
     return f"sm_{properties.major}{properties.minor}"
 
 
-def _stages(architecture: str) -> int:
-    if architecture.startswith("gfx"):
-        return 1
-    return 3 if architecture in ("sm_90", "sm_100", "sm_103") else 2
+_STAGES = {"sm_80": 2, "sm_90": 3, "sm_100": 3, "sm_103": 3}
 
 
 def default_config(kernel: str, architecture: str, d_qk: int, d_v: int, dtype: torch.dtype) -> LaunchConfig:
@@ -62,15 +60,16 @@ def default_config(kernel: str, architecture: str, d_qk: int, d_v: int, dtype: t
     width = width_bucket(d_qk, d_v)
     if architecture == "interpreter":
         return LaunchConfig(16, 16, 4, 1)
-    stages = _stages(architecture)
+    stages = _STAGES.get(architecture, 1)
     if dtype == torch.float32:
-        return LaunchConfig(32, 32, 4, 1 if width == 256 else 2)
+        return LaunchConfig(32, 32, 4, 1 if width == 256 else min(stages, 2))
+    if width == 256 and stages == 1 and kernel == "backward_kv":
+        return LaunchConfig(32, 32, 4, 1)
     if width == 256:
-        small = LaunchConfig(64, 32, 8, min(stages, 2)) if kernel != "backward_kv" else LaunchConfig(32, 64, 8, 1)
-        return small
-    if kernel == "backward_kv":
-        return LaunchConfig(64, 128, 8, stages) if width >= 64 else LaunchConfig(64, 64, 4, stages)
-    return LaunchConfig(128, 64, 8, stages) if width >= 64 else LaunchConfig(64, 64, 4, stages)
+        return LaunchConfig(32, 64, 8, 1) if kernel == "backward_kv" else LaunchConfig(64, 32, 8, min(stages, 2))
+    if width < 64 or kernel == "forward" or stages == 1:
+        return LaunchConfig(64, 64, 4, stages)
+    return LaunchConfig(64, 128, 8, stages) if kernel == "backward_kv" else LaunchConfig(128, 64, 8, stages)
 
 
 def tuned_file() -> pathlib.Path:

@@ -1,8 +1,8 @@
 """The front of an STU layer: LayerNorm, the fused UVQK projection and attention as one differentiable function.
 
-Memory. With both recompute options on, the Triton backend keeps x alone: the backward normalises and projects again (V, Q
-and K only). The gradients of U, V, Q and K are written straight into one [T, 2 (d_v + d_qk) H] buffer, which the two
-products of the projection's backward read.
+Memory. With both recompute options on, the Triton backend keeps x alone: the backward normalises and projects again
+(V, Q and K only). The gradients of U, V, Q and K are written straight into one [T, 2 (d_v + d_qk) H] buffer, which the
+two products of the projection's backward read.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def hstu_preprocess_attention(
         num_heads: H. attn_dim: d_qk. hidden_dim: d_v.
         recompute_normed_x, recompute_uvqk: redo the normalised input and the projection in the backward instead of
             keeping them (Triton backend; the PyTorch backend keeps what autograd keeps).
-        return_residual: also return x itself, to be added to the layer's output: its gradient then joins the LayerNorm's
-            in one kernel instead of a separate sum over [T, D].
+        return_residual: also return x itself, to be added to the layer's output: its gradient then joins the
+            LayerNorm's in one kernel instead of a separate sum over [T, D].
         Others: as ``hstu_mha``. Under autocast the products run in the autocast dtype with parameters of any dtype.
 
     Returns:

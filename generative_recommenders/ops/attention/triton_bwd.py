@@ -1,8 +1,8 @@
 """Attention backward in plain Triton, for every GPU: two kernels, no atomics, so two runs give equal bits.
 
 ``attention_backward_kv`` owns a block of keys and walks the queries that see it (four products per pair of blocks),
-``attention_backward_q`` owns a block of queries and walks the keys (three products): seven products instead of five, yet
-faster than one kernel that reduces dQ through memory. 1/N and alpha enter once, at the end.
+``attention_backward_q`` owns a block of queries and walks the keys (three products): seven products instead of five,
+yet faster than one kernel that reduces dQ through memory. 1/N and alpha enter once, at the end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the attention kernels share: the mask, the ranges of blocks it leaves, tile loads and SiLU.
 
-Names inside the kernels: rows of a sequence are counted from its start; ``length`` is L, ``history`` the number of rows
-before the candidates, ``id_max`` the id all candidates share (reference.row_ids). Blocks are skipped from the mask alone:
-ids rise with the row, so the rows a tile can see are one interval (plus itself, plus the contextual prefix).
+Names inside the kernels: rows of a sequence are counted from its start; ``length`` is L, ``history`` the number of
+rows before the candidates, ``id_max`` the id all candidates share (reference.row_ids). Blocks are skipped from the mask
+alone: ids rise with the row, so the rows a tile can see are one interval (plus itself, plus the contextual prefix).
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def key_ranges(
 ):  # fmt: skip
     """Key blocks that query rows m0 … m1 - 1 can see.
 
-    Returns (head, full, tail, tail_end, own, own_end): blocks from ``full`` to ``tail`` need no mask; those from ``head``
-    to ``full``, from ``tail`` to ``tail_end`` and from ``own`` to ``own_end`` (candidates seeing themselves) do. Starts
-    are multiples of BN.
+    Returns (head, full, tail, tail_end, own, own_end): blocks from ``full`` to ``tail`` need no mask; those from
+    ``head`` to ``full``, from ``tail`` to ``tail_end`` and from ``own`` to ``own_end`` (candidates seeing themselves)
+    do. Starts are multiples of BN.
     """
     head = 0
     if CAUSAL:
@@ -169,8 +169,8 @@ def query_ranges(
     """Query blocks that can see key rows n0 … n1 - 1.
 
     Returns (prefix_end, start, full, tail, end): blocks from ``full`` to ``tail`` need no mask; those from 0 to
-    ``prefix_end`` (contextual prefix), from ``start`` to ``full`` (diagonal) and from ``tail`` to ``end`` do. Starts are
-    multiples of BM.
+    ``prefix_end`` (contextual prefix), from ``start`` to ``full`` (diagonal) and from ``tail`` to ``end`` do. Starts
+    are multiples of BM.
     """
     prefix_end = 0
     if CAUSAL:

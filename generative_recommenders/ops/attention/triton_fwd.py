@@ -1,7 +1,8 @@
 """Attention forward in plain Triton, for every GPU.
 
-One program computes BM query rows of one (sequence, head): per visible key block two products, 2 * BM * BN * (d_qk + d_v)
-FLOPs each pair, and BN * (d_qk + d_v) elements read; the output is written once. The longest blocks of a sequence start first.
+One program computes BM query rows of one (sequence, head): per visible key block two products, together
+2 * BM * BN * (d_qk + d_v) FLOPs, and BN * (d_qk + d_v) elements read; the output is written once. The longest blocks of
+a sequence start first.
 """
 
 from __future__ import annotations

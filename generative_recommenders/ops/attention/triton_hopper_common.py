@@ -1,8 +1,8 @@
 """What the Hopper attention kernels share (Gluon, Triton's explicit-layout dialect): tiles, SiLU, TMA loads.
 
-Persistent programs, one per multiprocessor, walk the tiles of all (sequence, head) pairs. In each, one producer warp copies
-tiles into shared memory with the bulk tensor engine and consumer warpgroups of 64 rows each do the products; mbarriers
-hand the stages over ("full" barriers from the producer, "empty" ones from the consumers).
+Persistent programs, one per multiprocessor, take the tiles of all (sequence, head) pairs from a common counter. In
+each, one producer warp copies tiles into shared memory with the bulk tensor engine and consumer warpgroups of 64 rows
+each do the products; mbarriers hand the stages over ("full" ones from the producer, "empty" ones from the consumers).
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ def tile_at(
     A lone candidate sees what a history row in its place would, so only two candidates or more shorten the history.
     """
     pair = tile // num_blocks
-    # Shifting the blocks from pair to pair spreads the long ones over the programs.
-    block = (tile + pair * 5) % num_blocks
+    block = tile % num_blocks
     if REVERSED:
         block = num_blocks - 1 - block
     sequence = pair // heads
@@ -58,6 +57,37 @@ def tile_at(
         targets = gl.load(Targets + sequence).to(gl.int32)
         history = gl.where(targets > 1, gl.maximum(length - targets, 0), length)
     return block * BLOCK, pair % heads, first, length, history
+
+
+@gluon.jit
+def claim_tile(Counter):
+    """The next tile nobody has: programs start with their own number and draw further ones from a counter.
+
+    Sequences differ in length and tiles in work, so a fixed share per program would leave some idle at the end. Which
+    program computes a tile has no influence on its bits.
+    """
+    return gl.num_programs(0) + gl.atomic_add(Counter, 1, sem="relaxed")
+
+
+@gluon.jit
+def hand_out(tile, turn, tile_s, tile_full, tile_empty):
+    """Producer side: tell the consumers which tile comes as their number ``turn``."""
+    SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    slot = turn % 2
+    mbarrier.wait(tile_empty.index(slot), ((turn // 2) & 1) ^ 1)
+    tile_s.index(slot).store(gl.full([1], 0, gl.int32, SCALAR) + tile)
+    mbarrier.arrive(tile_full.index(slot))
+
+
+@gluon.jit
+def take_tile(turn, tile_s, tile_full, tile_empty):
+    """Consumer side: the tile of number ``turn``; a number past the last tile ends the walk."""
+    SCALAR: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    slot = turn % 2
+    mbarrier.wait(tile_full.index(slot), (turn // 2) & 1)
+    tile = gl.max(tile_s.index(slot).load(SCALAR), axis=0)
+    mbarrier.arrive(tile_empty.index(slot))
+    return tile
 
 
 @gluon.jit

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-COMPILE_CONSTANTS = dict(D=512, BD=512, ROWS=8, HAS_RESIDUAL=True, COPY=True, BC=128)
+COMPILE_CONSTANTS = dict(D=512, BD=512, ROWS=8, HAS_RESIDUAL=True, COPY=True, BC=512)
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -52,7 +52,7 @@ def layer_norm_backward(
     weight = tl.load(Weight + c, mask=inside, other=0.0).to(tl.float32)
     d_weight = tl.zeros((ROWS, BD), tl.float32)
     d_bias = tl.zeros((ROWS, BD), tl.float32)
-    for tile in range(tl.program_id(0) * tiles, (tl.program_id(0) + 1) * tiles):
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         r = tile * ROWS + tl.arange(0, ROWS)
         keep = (r < rows)[:, None] & inside[None, :]
         at = r.to(tl.int64)[:, None]
@@ -75,7 +75,7 @@ def layer_norm_backward(
     tl.store(PartialBias + at, tl.sum(d_bias, axis=0), mask=inside)
 
 
-@triton.jit(do_not_specialize=("rows", "columns", "tiles"))
+@triton.jit(do_not_specialize=("rows", "tiles"))
 def column_sums(
     Source, Target, Partial, rows, columns, tiles, source_stride, target_stride, partial_stride,
     ROWS: tl.constexpr, BC: tl.constexpr, COPY: tl.constexpr,
@@ -84,7 +84,8 @@ def column_sums(
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = c < columns
     total = tl.zeros((ROWS, BC), tl.float32)
-    for tile in range(tl.program_id(1) * tiles, (tl.program_id(1) + 1) * tiles):
+    # Neighbouring programs work on neighbouring rows, so that reads and writes stay within open memory pages.
+    for tile in range(tl.program_id(1), tiles, tl.num_programs(1)):
         r = tile * ROWS + tl.arange(0, ROWS)
         keep = (r < rows)[:, None] & inside[None, :]
         at = r.to(tl.int64)[:, None]
@@ -139,7 +140,7 @@ def normalize_backward(x, d_normed, weight, mean, rstd, residual=None):
     partial = torch.empty(2, programs, width, device=x.device, dtype=torch.float32)
     layer_norm_backward[(programs,)](
         x, d_normed, weight, mean, rstd, residual, dx, partial[0], partial[1],
-        rows, triton.cdiv(triton.cdiv(rows, tile), programs),
+        rows, triton.cdiv(rows, tile),
         x.stride(0), d_normed.stride(0), 0 if residual is None else residual.stride(0), dx.stride(0),
         D=width, BD=triton.next_power_of_2(width), ROWS=tile, HAS_RESIDUAL=residual is not None, num_warps=4,
     )  # fmt: skip
@@ -154,13 +155,14 @@ def sum_columns(source: torch.Tensor, target: torch.Tensor | None = None) -> tor
         source = source.contiguous()
     if rows == 0:
         return torch.zeros(columns, device=source.device, dtype=torch.float32)
-    tile, width = 32, min(128, triton.next_power_of_2(columns))
+    width = min(512, triton.next_power_of_2(columns))
+    tile = 32 if source.device.type != "cuda" else 4096 // width
     slabs = triton.cdiv(columns, width)
     programs = max(1, min(triton.cdiv(_programs(source.device, 16), slabs), triton.cdiv(rows, tile)))
     partial = torch.empty(programs, columns, device=source.device, dtype=torch.float32)
     column_sums[(slabs, programs)](
         source, source if target is None else target, partial,
-        rows, columns, triton.cdiv(triton.cdiv(rows, tile), programs),
+        rows, columns, triton.cdiv(rows, tile),
         source.stride(0), (source if target is None else target).stride(0), partial.stride(0),
         ROWS=tile, BC=width, COPY=target is not None, num_warps=4,
     )  # fmt: skip

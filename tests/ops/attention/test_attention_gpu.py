@@ -168,7 +168,7 @@ from generative_recommenders.ops.attention import kernels
 import triton
 
 configs.tuned_file = lambda: pathlib.Path(os.environ["TUNED"])
-candidates = (configs.LaunchConfig(64, 64, 4, 2), configs.LaunchConfig(128, 64, 8, 2), configs.LaunchConfig(32, 32, 4, 1))
+candidates = [configs.LaunchConfig(*c) for c in ((64, 64, 4, 2), (128, 64, 8, 2), (32, 32, 4, 1))]
 with kernels.variant("plain"):
     for lengths in ([64, 200], [64, 333]):
         case = make_case(lengths, 2, 64, 64, torch.bfloat16, MASKS[1], device="cuda")

@@ -1,5 +1,6 @@
-"""Plain Triton attention against dense float64: the interpreter on a CPU at small sizes, a GPU (marked) at large ones."""
+"""Plain Triton attention against dense float64, through the interpreter on a CPU."""
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -66,8 +67,7 @@ def test_head_widths(d_qk, d_v, dtype):
 @pytest.mark.parametrize("mask", [MASKS[2], MASKS[5], MASKS[7], MASKS[8]], ids=lambda m: m.name)
 def test_tile_shapes_change_nothing(mask, block_m, block_n):
     case = make_case([50, 31, 2], 1, 16, 16, torch.float32, mask, seed=4)
-    config = configs.LaunchConfig(block_m, block_n, 4, 1)
-    with configs.forced("forward", config), configs.forced("backward_kv", config), configs.forced("backward_q", config):
+    with all_forced(configs.LaunchConfig(block_m, block_n, 4, 1)):
         assert_close(run(case, 0.3, 13.0), oracle(case, 0.3, 13.0), TOLERANCE[torch.float32])
 
 
@@ -90,6 +90,15 @@ def test_upstream_gradient_may_have_any_strides():
     want = oracle(case, 0.3, 5.0)
     for name, grad in zip(NAMES[1:], got, strict=True):
         assert error(grad, want[name]) < 2e-6
+
+
+@contextlib.contextmanager
+def all_forced(config):
+    """Every kernel launched with one configuration."""
+    with contextlib.ExitStack() as stack:
+        for kernel in configs.KERNELS:
+            stack.enter_context(configs.forced(kernel, config))
+        yield
 
 
 def fused_buffer_case(lengths, targets, heads, width, dtype, device):
@@ -120,7 +129,8 @@ def check_fused_buffer(device, dtype, heads, width, tolerance):
 
 
 def test_fc02_strided_views_of_one_buffer():
-    check_fused_buffer("cpu", torch.float32, 1, 16, 2e-6)
+    with all_forced(configs.LaunchConfig(64, 64, 4, 1)):
+        check_fused_buffer("cpu", torch.float32, 1, 16, 2e-6)
 
 
 @pytest.mark.parametrize("lengths, targets", [([0, 0, 0], [0, 0, 0]), ([], []), ([0, 7, 0, 1], [0, 1, 0, 1])])
@@ -158,11 +168,10 @@ def test_fc14_every_config_alone_and_twice():
     case = make_case([20, 45], 1, 16, 16, torch.float32, MASKS[1])
     want = oracle(case, 0.3, 13.0)
     for block_m, block_n in ((16, 16), (32, 64), (64, 32)):
-        for kernel in configs.KERNELS:
-            with configs.forced(kernel, configs.LaunchConfig(block_m, block_n, 4, 1)):
-                first, second = run(case, 0.3, 13.0), run(case, 0.3, 13.0)
-            assert_close(first, want, 2e-6)
-            assert all(torch.equal(first[name], second[name]) for name in NAMES)
+        with all_forced(configs.LaunchConfig(block_m, block_n, 4, 1)):
+            first, second = run(case, 0.3, 13.0), run(case, 0.3, 13.0)
+        assert_close(first, want, 2e-6)
+        assert all(torch.equal(first[name], second[name]) for name in NAMES)
 
 
 def test_tuning_stores_the_fastest_and_later_calls_use_it(monkeypatch, tmp_path):
