@@ -96,18 +96,19 @@ def test_norm_tensor_equals_float():
         assert all(torch.equal(a[name], b[name]) for name in NAMES)
 
 
-def test_no_compilation_per_batch():
-    from generative_recommenders.ops.attention.triton_fwd import attention_forward
+@pytest.mark.parametrize("variant", ["plain", "hopper"])
+def test_no_compilation_per_batch(variant):
+    from generative_recommenders.ops.attention.triton_fwd import attention_forward as kernel
 
-    def compiled() -> int:
-        return sum(len(cache[0]) for cache in attention_forward.device_caches.values())
-
+    hopper_or_skip(make_case([64], 4, 128, 128, torch.bfloat16, MASKS[1], device="cuda"))
+    if variant == "hopper":
+        from generative_recommenders.ops.attention.triton_hopper_fwd import hopper_forward as kernel
     counts = []
     for lengths in ([300, 200], [16], [1024, 1, 77], [999] * 16):
         case = make_case(lengths, 4, 128, 128, torch.bfloat16, MASKS[1], device="cuda")
-        with kernels.variant("plain"):
+        with kernels.variant(variant):
             run(case, 0.1, float(max(lengths)))
-        counts.append(compiled())
+        counts.append(sum(len(cache[0]) for cache in kernel.device_caches.values()))
     assert len(set(counts)) == 1, counts
 
 
