@@ -17,6 +17,7 @@ import torch
 from generative_recommenders.ops.candidate_attention.rows import CandidateRows
 
 MAX_WIDTH = 1024
+OPERAND_BYTES = 32 * 1024  # of D x columns; shared memory holds two forms of it beside the tiles of rows
 _PAD = 8  # columns behind D: the bias terms' one, and the rest to keep rows aligned
 
 
@@ -48,9 +49,16 @@ def why_not_absorbed(x: torch.Tensor, num_heads: int) -> str | None:
         return f"dtype {x.dtype} is not one of float32, float16, bfloat16"
     if x.shape[1] > MAX_WIDTH:
         return f"embedding width {x.shape[1]} is above {MAX_WIDTH}"
-    if num_heads > 64:
-        return f"{num_heads} heads are more than 64"
+    least, most = operand_columns(x.shape[1], x.dtype, num_heads)
+    if least > most:
+        return f"{num_heads} heads at embedding width {x.shape[1]} in {x.dtype} need more shared memory than there is"
     return None
+
+
+def operand_columns(width: int, dtype: torch.dtype, num_heads: int) -> tuple[int, int]:
+    """Fewest columns that hold one candidate (both directions), and most that fit shared memory; powers of two."""
+    power = lambda n: 1 << (n - 1).bit_length()  # noqa: E731
+    return max(16, power(2 * num_heads)), OPERAND_BYTES // (max(16, power(width)) * dtype.itemsize)
 
 
 def absorbed_attention(

@@ -13,6 +13,7 @@ import torch
 import triton
 
 from generative_recommenders.ops.candidate_attention import triton_absorbed as kernels
+from generative_recommenders.ops.candidate_attention.absorbed import operand_columns
 from generative_recommenders.ops.candidate_attention.rows import CandidateRows
 
 #: Rows below which cutting a sequence into more programs does not pay for the programs' own operands and sums.
@@ -32,19 +33,23 @@ class Tile:
     stages: int
 
 
-def tile_for(width: int, dtype: torch.dtype, backward: bool, hopper: bool) -> Tile:
-    """The tile of rows of this width.
+def tile_for(width: int, dtype: torch.dtype, backward: bool, hopper: bool, columns: int = 16) -> Tile:
+    """The tile of rows of this width for an operand of so many columns.
 
     On Hopper, 64 rows are one warp group's matrix operand and are read from shared memory as loaded: at 512 columns in
-    half precision two forward programs fit a multiprocessor, or one backward program with three tiles in flight (in
-    blocks of 64 columns its fp32 results need no spilled registers). Elsewhere operands pass through registers: 16 rows.
+    half precision two forward programs fit a multiprocessor, or one backward program with three tiles in flight (two
+    beside a wider operand), in blocks of 64 columns, whose fp32 results need no spilled registers. Elsewhere operands
+    pass through registers: 16 rows.
     """
     padded = max(16, triton.next_power_of_2(width))
     if hopper and dtype.itemsize == 2 and padded <= 512:
-        block_dim = min(64, padded) if backward else padded
-        return Tile(padded // block_dim, block_dim, 64, 4, 3 if backward else 2)
+        if not backward:
+            return Tile(1, padded, 64, 4, 2)
+        block_dim = min(64, padded)
+        return Tile(padded // block_dim, block_dim, 64, 4, 3 if columns <= 16 else 2)
     block_dim = min(128, padded)
-    return Tile(padded // block_dim, block_dim, 16, 8 if padded >= 256 else 4, 2)
+    stages = 2 if padded * dtype.itemsize <= 2048 else 1
+    return Tile(padded // block_dim, block_dim, 16, 8 if padded >= 256 else 4, stages)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,12 +114,15 @@ def _tile_arguments(tile: Tile) -> dict:
     return dict(NB=tile.blocks, DC=tile.block_dim, BN=tile.rows, num_warps=tile.warps, num_stages=tile.stages)
 
 
-def _chunking(candidates: CandidateRows, heads: int, spare: int) -> tuple[int, int, int]:
-    """Operand columns, candidates per operand and operands per sequence; ``spare`` columns stay free."""
-    several = candidates.summary.largest * heads > 8 - spare
-    columns = max(triton.next_power_of_2(heads + spare), 16 if several or spare else 8)
-    per_operand = (columns - spare) // heads
-    return columns, per_operand, triton.cdiv(max(1, candidates.summary.largest), per_operand)
+def _operand(x: torch.Tensor, candidates: CandidateRows, heads: int, backward: bool) -> tuple[int, int, int]:
+    """Columns of one operand, candidates it holds (two columns per head backward), and operands per sequence."""
+    least, most = operand_columns(x.shape[1], x.dtype, heads)
+    per_head, spare = (2, 0) if backward else (1, 1)
+    columns = least
+    if candidates.summary.largest * heads * per_head + spare > least:
+        columns = max(least, min(32, most))
+    held = (columns - spare) // (heads * per_head)
+    return columns, held, triton.cdiv(max(1, candidates.summary.largest), held)
 
 
 def _add_splits(partial: torch.Tensor) -> torch.Tensor:
@@ -141,7 +149,7 @@ def forward_pass(
         return torch.zeros_like(qw), stats
     device = _facts(x.device)
     tile = tile_for(x.shape[1], x.dtype, backward=False, hopper=device.hopper)
-    columns, per_operand, chunks = _chunking(candidates, sizes.num_heads, spare=1)
+    columns, per_operand, chunks = _operand(x, candidates, sizes.num_heads, backward=False)
     splits = splits or choose_splits(sequences, x.shape[0], device.processors)
     sums = qw.new_empty(splits, *qw.shape)
     descriptor = _descriptor(x, tile) if device.descriptors else None
@@ -191,15 +199,15 @@ def backward_pass(
     if qw.shape[0] == 0 or x.shape[0] == 0:
         return torch.zeros_like(x), torch.zeros_like(qw)
     device = _facts(x.device)
-    tile = tile_for(x.shape[1], x.dtype, backward=True, hopper=device.hopper)
-    columns, per_operand, chunks = _chunking(candidates, sizes.num_heads, spare=0)
+    columns, per_operand, chunks = _operand(x, candidates, sizes.num_heads, backward=True)
+    tile = tile_for(x.shape[1], x.dtype, True, device.hopper, columns)
     splits = splits or choose_splits(sequences, x.shape[0], device.processors)
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     sums = qw.new_empty(splits, *qw.shape)
     common = _common(x, tile, sizes)
     common |= dict(OFFSETS=seq_offsets, TARGET_OFFSETS=candidates.offsets, QW=qw, GS=gs, STATS=stats, DX=dx)
     common |= dict(X=x, stride_x=x.stride(0), stride_dx=dx.stride(0), splits=splits)
-    common |= dict(DQ=qw.shape[2], TC=per_operand, KH=columns)
+    common |= dict(DQ=qw.shape[2], TC=per_operand, KH=columns // 2)
     descriptor = _descriptor(x, tile) if device.descriptors else None
     kernels.absorbed_backward_kernel[(sequences * splits * chunks,)](
         DESC=x if descriptor is None else descriptor,

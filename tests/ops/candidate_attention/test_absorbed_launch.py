@@ -166,7 +166,7 @@ for backward in (False, True):
             shape | own | dict(STAGES=tile.stages, TMA=tma, WRITE_DX=True), *options, block)
         small = launch.tile_for(512, dtype, backward, False)
         shape |= dict(NB=small.blocks, DC=small.block_dim, BN=small.rows)
-        compile(k.absorbed_dx_kernel, kind, arch, shape | dict(TC=4, KH=16), small.warps, small.stages)
+        compile(k.absorbed_dx_kernel, kind, arch, shape | dict(TC=2, KH=8), small.warps, small.stages)
     else:
         compile(k.absorbed_forward_kernel, kind, arch,
             shape | dict(TC=3, KC=16, STAGES=tile.stages, TMA=tma), *options, block)

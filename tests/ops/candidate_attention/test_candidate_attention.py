@@ -7,6 +7,7 @@ from generative_recommenders.ops.candidate_attention import (
     COMPUTATIONS,
     CandidateRows,
     TargetSummary,
+    absorbed,
     candidate_attention,
     why_not_computation,
 )
@@ -126,3 +127,12 @@ def test_why_not_computation():
     several = TargetSummary(3, 7, 0, 5)
     x = torch.zeros(2, 2048, dtype=torch.float64)
     assert all(why_not_computation(c, x, 4, several) is None for c in COMPUTATIONS)
+
+
+def test_what_the_absorbed_kernels_refuse():
+    why = lambda width, dtype, heads: absorbed.why_not_absorbed(torch.zeros(0, width, dtype=dtype), heads)  # noqa: E731
+    for width, dtype, heads in ((512, torch.bfloat16, 16), (1024, torch.float16, 8), (512, torch.float32, 8)):
+        assert why(width, dtype, heads) is None
+    assert "width 2048 is above 1024" in why(2048, torch.bfloat16, 4)
+    assert "32 heads at embedding width 512" in why(512, torch.bfloat16, 32)
+    assert "embedding width 1024 in torch.float32" in why(1024, torch.float32, 4)
