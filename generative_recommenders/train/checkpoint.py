@@ -129,7 +129,14 @@ class Checkpointer:
         if meta["world_size"] != self._world.size:
             randomness.seed_dropout(self._config.train.seed, self._world.rank, progress.step)
             return Restored(progress, {}, meta["world_size"])
-        own = self._read_own(path)
+        own, problem = None, None
+        try:
+            own = self._read_own(path)
+        except UserError as exc:
+            problem = str(exc)
+        problems = [text for text in self._world.gather(problem) if text]
+        if problems:  # every rank stops, also where its own file is there
+            raise UserError(problems[0])
         randomness.restore(self._world.device, own)
         local = {key.removeprefix("local/"): value for key, value in own.items() if key.startswith("local/")}
         return Restored(progress, local, meta["world_size"])

@@ -34,10 +34,14 @@ class FlopMeter:
         self._steps = 0
         self._engaged = 0
         bf16 = c.autocast == "bfloat16" or (c.autocast == "auto" and world.device.type == "cuda")
+        self.max_seq_len = c.max_seq_len
+        self.precision = "bfloat16" if bf16 else "fp32"
+        self.device_name = "cpu"
         self._peak, self.why_no_peak = None, "no MFU or HFU on a CPU"
         if world.device.type == "cuda":
-            name = torch.cuda.get_device_name(world.device)
-            self._peak, self.why_no_peak = flops.peak_tflops(name, torch.bfloat16 if bf16 else torch.float32)
+            self.device_name = torch.cuda.get_device_name(world.device)
+            dtype = torch.bfloat16 if bf16 else torch.float32
+            self._peak, self.why_no_peak = flops.peak_tflops(self.device_name, dtype)
 
     @property
     def decision(self) -> str:
@@ -56,6 +60,15 @@ class FlopMeter:
         self._sums += torch.stack([batch.filled.new_tensor(batch.dense), batch.filled, batch.executed])
         self._steps += 1
         self._engaged += int(decision is not None and decision.engaged)
+
+    def state(self) -> torch.Tensor:
+        """What was added since the last ``drain``, for a checkpoint."""
+        return torch.cat([self._sums.cpu(), torch.tensor([self._steps, self._engaged], dtype=torch.float64)])
+
+    def load_state(self, state: torch.Tensor) -> None:
+        """The inverse of ``state``."""
+        self._sums.copy_(state[:3])
+        self._steps, self._engaged = (int(count) for count in state[3:])
 
     def drain(self, seconds: float) -> dict[str, float]:
         """Figures over the steps since the last call, on all ranks; a collective call.

@@ -56,6 +56,16 @@ class RunConfig:
         found.update({f"{self.data.dataset}.{name}": value for name, value in self.dataset_options.items()})
         return found
 
+    @property
+    def target_auc(self) -> float:
+        """Hold-out AUC the run must reach, 0 for none."""
+        return self.mlperf.target_auc if self.mlperf.enabled else self.train.target_auc
+
+    @property
+    def stops_at_target(self) -> bool:
+        """Whether training ends as soon as the target is reached."""
+        return self.mlperf.enabled or self.train.stop_at_target
+
     def to_gin(self) -> str:
         """The resolved configuration as gin text; values that are not the code's defaults say where they came from."""
         lines = ["# Resolved configuration: every option of the run. Reloads to the same values."]
@@ -244,6 +254,8 @@ def _build(sources: dict[str, str]) -> RunConfig:
     missing = [name for name, value in options.items() if value is inspect.Parameter.empty]
     if missing:
         raise UserError(f"{chosen}.{missing[0]}: is not set; add --bind '{chosen}.{missing[0]}=\"...\"'")
+    if built["mlperf"].enabled and built["train"].mode != "train-eval":
+        raise UserError(f"mlperf.enabled = True: needs train.mode = 'train-eval', not {built['train'].mode!r}")
     names = {f"{s}.{f.name}" for s, cls in sections.SECTIONS.items() for f in dataclasses.fields(cls)}
     names |= {f"{chosen}.{option}" for option in options}
     return RunConfig(**built, dataset_options=options, sources={n: s for n, s in sources.items() if n in names})

@@ -21,6 +21,7 @@ from generative_recommenders.train.evaluation import TrainingDiverged, evaluate,
 from generative_recommenders.train.flop_meter import FlopMeter
 from generative_recommenders.train.gin_files import RunConfig
 from generative_recommenders.train.metrics import BinaryResult
+from generative_recommenders.train.mlperf import EvalSchedule, MlperfLog, benchmark_schedule
 from generative_recommenders.train.optimizers import Optimizers
 from generative_recommenders.train.reporting import Reporter
 from generative_recommenders.train.signals import StopSignals
@@ -45,12 +46,21 @@ def plan_phases(config: RunConfig, windows: list[Window]) -> list[Phase]:
     train = config.train
     streaming = train.mode == "streaming-train-eval"
     every = train.eval_every_windows if streaming else train.eval_every_epochs
+    if config.mlperf.enabled:
+        every = 0  # its own schedule alone
     phases = []
     for epoch in range(train.epochs):
         seed = randomness.stream_seed(train.seed, "shuffle", epoch) if train.shuffle else None
         for part in [(window,) for window in windows] if streaming else [tuple(windows)]:
             phases.append(Phase(part, seed, evaluate_after=bool(every) and (len(phases) + 1) % every == 0))
     return phases
+
+
+def evaluation_schedule(config: RunConfig, world: World) -> EvalSchedule:
+    """Evaluations by samples trained: MLPerf's where that is on."""
+    if config.mlperf.enabled:
+        return benchmark_schedule(config.train.batch_size * world.size, config.mlperf)
+    return EvalSchedule(config.train.eval_every_samples, config.train.eval_every_samples)
 
 
 class RunningLoss:
@@ -95,10 +105,12 @@ class Trainer:
         checkpointer: Checkpointer,
         reporter: Reporter,
         signals: StopSignals,
+        mlperf: MlperfLog,
         world: World,
     ) -> None:
         self.config, self.dataset, self.model, self.optimizers = config, dataset, model, optimizers
         self.checkpointer, self.reporter, self.signals, self.world = checkpointer, reporter, signals, world
+        self.mlperf, self.schedule = mlperf, evaluation_schedule(config, world)
         self.phases = plan_phases(config, dataset.windows)
         self.progress = Progress()
         self.running = RunningLoss(world.device)
@@ -120,17 +132,17 @@ class Trainer:
             )
         if restored.local:
             self.running.sums.copy_(restored.local["running_sums"])
+            self.meter.load_state(restored.local["meter"])
 
     def fit(self) -> None:
         """Train through all phases, evaluating and saving on the way; ends early at the step limit or the target."""
         self.model.train()
         for phase in self.phases[self.progress.phase :]:
             for batch in self.batches(phase):
-                with self.signals.deferred():
-                    self.step(batch)
-                    self.log_if_due()
-                    self.evaluate_if_due()
-                    self.save_if_due()
+                self.step(batch)
+                self.log_if_due()
+                self.evaluate_if_due()
+                self.save_if_due()
                 if self.done():
                     return self.finish()
             self.end_phase(phase)
@@ -178,10 +190,9 @@ class Trainer:
         self.reporter.training(self.progress, figures, tokens, seconds)
 
     def evaluate_if_due(self) -> None:
-        """Every ``eval_every_samples`` samples."""
-        every = self.config.train.eval_every_samples
-        seen = max(self.progress.samples_at_last_eval, 0)
-        if every and self.config.train.mode != "train" and self.progress.samples // every > seen // every:
+        """By samples trained."""
+        due = self.schedule.due(self.progress.samples, self.progress.samples_at_last_eval)
+        if due and self.config.train.mode != "train":
             self.evaluate()
 
     def evaluate(self) -> None:
@@ -196,13 +207,15 @@ class Trainer:
             self.signals.check(self.world)
             self.reporter.scored(scored, self.dataset.holdout.num_samples)
 
-        with self.reporter.watch.paused(), self.signals.deferred():
+        self.mlperf.eval_start(self.progress.samples)
+        with self.reporter.watch.paused():
             results = evaluate(self.model, self.dataset, self.config.model.tasks, batch_size, self.world, after_batch)
         main = results[self.config.model.tasks[0]]
         if not main.one_class:
             self.progress.best_auc = max(main.auc, self.progress.best_auc or 0.0)
-        if train.target_auc and main.reaches(train.target_auc):
+        if self.config.target_auc and main.reaches(self.config.target_auc):
             self.target_reached = True
+        self.mlperf.eval_stop(self.progress.samples, main.auc)
         self.evaluation = results
         self.progress.samples_at_last_eval = self.progress.samples
         self.reporter.evaluation(self.progress, results)
@@ -239,13 +252,16 @@ class Trainer:
         self.progress.seconds = self.reporter.watch.seconds
         with self.reporter.watch.paused():
             path = self.checkpointer.save(
-                self.model, self.optimizers, self.progress, {"running_sums": self.running.sums.cpu()}
+                self.model,
+                self.optimizers,
+                self.progress,
+                {"running_sums": self.running.sums.cpu(), "meter": self.meter.state()},
             )
         self._last_checkpoint = time.monotonic()
         self.reporter.saved(path)
 
     def done(self) -> bool:
         """Whether the step limit or, if that ends the run, the target is reached."""
-        train = self.config.train
-        at_limit = bool(train.max_steps) and self.progress.step >= train.max_steps
-        return at_limit or (train.stop_at_target and self.target_reached)
+        limit = self.config.train.max_steps
+        at_limit = bool(limit) and self.progress.step >= limit
+        return at_limit or (self.config.stops_at_target and self.target_reached)

@@ -25,10 +25,12 @@ from generative_recommenders.train.distributed import World, choose_device, join
 from generative_recommenders.train.evaluation import TrainingDiverged
 from generative_recommenders.train.flops import MFU_NOTE
 from generative_recommenders.train.gin_files import RunConfig
-from generative_recommenders.train.loop import Trainer, plan_phases
+from generative_recommenders.train.loop import Trainer, evaluation_schedule, plan_phases
+from generative_recommenders.train.mlperf import EvalSchedule, MlperfLog, departures
 from generative_recommenders.train.reporting import Reporter
 from generative_recommenders.train.run_folder import Result, RunFolder, claim, write_atomically
 from generative_recommenders.train.signals import Stopped, StopSignals
+from generative_recommenders.train.verdict import closing_figures, shortfall
 
 OK, FAILED, USER_ERROR = 0, 1, 2
 SHARES_NOTE = "fill: FLOPs of the real lengths over those of a padded batch; exec: FLOPs executed over the same"
@@ -79,6 +81,7 @@ class _Attempt:
         self.world: World | None = None
         self.folder: RunFolder | None = None
         self.terminal: Terminal | None = None
+        self.mlperf = MlperfLog(None, EvalSchedule(0, 0))
         self.figures: list[tuple[str, str]] = []
 
     @property
@@ -100,19 +103,21 @@ class _Attempt:
         self.result.best_auc, self.result.baseline_auc = dataset.best_auc, dataset.baseline_auc
         trainer = self._trainer(dataset, signals)
         try:
-            if self.config.train.mode != "eval":
-                trainer.fit()
-            if self.config.train.mode != "train":
-                trainer.evaluate()
-            if self.config.checkpoint.at_end and self.config.train.mode != "eval":
-                trainer.save()
-        except Stopped:
-            if self.config.checkpoint.enabled:
+            with signals.deferred():
+                if self.config.train.mode != "eval":
+                    trainer.fit()
+                if self.config.train.mode != "train":
+                    trainer.evaluate()
+                if self.config.checkpoint.at_end and self.config.train.mode != "eval":
+                    trainer.save()
+        except Stopped as stopped:
+            if self.config.checkpoint.enabled and stopped.together:
                 trainer.save()
             raise
         finally:
             self._take_figures(trainer)
         self.result.reason = shortfall(self.config, dataset, trainer)
+        self.mlperf.end(trainer.progress.samples, success=self.result.reason is None)
         self.result.status = "ok" if self.result.reason is None else "failed"
 
     def _trainer(self, dataset: RankingDataset, signals: StopSignals) -> Trainer:
@@ -123,7 +128,11 @@ class _Attempt:
             self.terminal = Terminal(total)
         reporter = Reporter(world, folder if self.is_main else None, self.terminal, total)
         checkpointer = Checkpointer(folder.checkpoints, config.checkpoint.keep, config, world)
-        trainer = Trainer(config, dataset, model, optimizers, checkpointer, reporter, signals, world)
+        writes_mlperf = config.mlperf.enabled and self.is_main
+        self.mlperf = MlperfLog(
+            folder.path / "mlperf.log" if writes_mlperf else None, evaluation_schedule(config, world)
+        )
+        trainer = Trainer(config, dataset, model, optimizers, checkpointer, reporter, signals, self.mlperf, world)
         resumed_at = None
         found = checkpoint.newest(folder.checkpoints) if self.arguments.resume else None
         if found is not None:
@@ -135,6 +144,9 @@ class _Attempt:
         if self.is_main:
             folder.start(config.to_gin(), resumed_at)
             self._introduce(dataset, trainer, found)
+            self.mlperf.begin(
+                config, self._mlperf_figures(dataset, trainer), trainer.progress.samples if found else None
+            )
         return trainer
 
     def _introduce(self, dataset: RankingDataset, trainer: Trainer, resumed: pathlib.Path | None) -> None:
@@ -153,9 +165,27 @@ class _Attempt:
         terminal.print(f"{world.size} x {world.device.type}, run folder {self.folder.path}")
         why_no_peak = trainer.meter.why_no_peak
         terminal.print(f"{SHARES_NOTE}; {MFU_NOTE if why_no_peak is None else why_no_peak}")
+        if self.config.mlperf.enabled:
+            for departure in departures(self.config, self.config.train.batch_size * world.size):
+                terminal.print(f"warning: outside MLPerf's closed division: {departure}")
         if self.arguments.resume:
             where = f"from {resumed}" if resumed else "from the beginning: the run has no complete checkpoint"
             terminal.print(f"resuming {where} (step {trainer.progress.step:,})")
+
+    def _mlperf_figures(self, dataset: RankingDataset, trainer: Trainer) -> dict[str, object]:
+        config, world = self.config, self.world
+        return {
+            "platform": f"{world.size}x{trainer.meter.device_name}",
+            "global_batch_size": config.train.batch_size * world.size,
+            "train_samples": sum(window.num_samples for window in dataset.windows),
+            "eval_samples": dataset.holdout.num_samples,
+            "max_sequence_length": trainer.meter.max_seq_len,
+            "precision": trainer.meter.precision,
+            "wire_precision": {"float32": "fp32", "float16": "fp16", "bfloat16": "bfloat16"}[
+                config.sharding.wire_precision
+            ],
+            "config_filename": pathlib.Path(self.arguments.config[-1]).name,
+        }
 
     def _take_figures(self, trainer: Trainer) -> None:
         """Copy the outcome out of the trainer, which is gone by the time it is written."""
@@ -200,6 +230,7 @@ class _Attempt:
             self.terminal.print(f"report: {self.folder.path / 'report.html'}")
             if self.result.reason is not None:
                 self.terminal.print(f"failed: {self.result.reason}")
+        self.mlperf.close()
         self.folder.finish(self.result)
 
     def _leave_a_note(self) -> None:
@@ -236,59 +267,6 @@ def open_folder(arguments: Arguments, world: World) -> RunFolder:
     if problem is not None:
         raise UserError(problem)
     return RunFolder(pathlib.Path(arguments.runs_dir) / name)
-
-
-def shortfall(config: RunConfig, dataset: RankingDataset, trainer: Trainer) -> str | None:
-    """Why the run did not do what it was asked, or ``None``."""
-    train = config.train
-    if train.mode == "train":
-        return None
-    task = config.model.tasks[0]
-    result = trainer.evaluation[task]
-    if result.one_class and (train.target_auc or train.beat_baseline or train.max_gap_to_best):
-        return f"the hold-out has one class of {task} only: no AUC to compare"
-    if train.target_auc and not (trainer.target_reached if train.stop_at_target else result.reaches(train.target_auc)):
-        return f"AUC {result.auc:.4f} is below train.target_auc = {train.target_auc}"
-    if train.beat_baseline:
-        if dataset.baseline_auc is None:
-            return f"train.beat_baseline is set, but data set {dataset.name} has no baseline"
-        if result.auc <= dataset.baseline_auc:
-            return f"AUC {result.auc:.4f} does not beat the baseline's {dataset.baseline_auc:.4f}"
-    if train.max_gap_to_best:
-        if dataset.best_auc is None:
-            return f"train.max_gap_to_best is set, but data set {dataset.name} does not know the best reachable AUC"
-        if result.auc < dataset.best_auc - train.max_gap_to_best:
-            return (
-                f"AUC {result.auc:.4f} is more than {train.max_gap_to_best} below the best reachable "
-                f"{dataset.best_auc:.4f}"
-            )
-    return None
-
-
-def closing_figures(result: Result, trainer: Trainer) -> list[tuple[str, str]]:
-    """Name and value of every figure of the closing table and the report."""
-    show = lambda value: "not known" if value is None else f"{value:.4f}"
-    rows = []
-    for task, figures in trainer.evaluation.items():
-        rows += [
-            (f"hold-out AUC, {task}", show(figures.auc)),
-            (f"hold-out GAUC, {task}", show(figures.gauc)),
-            (f"hold-out NE, {task}", show(figures.ne)),
-            (f"hold-out accuracy, {task}", show(figures.accuracy)),
-            (f"hold-out calibration, {task}", show(figures.calibration)),
-            (f"hold-out samples, {task}", f"{figures.samples:,}"),
-        ]
-    rows += [
-        ("baseline AUC", show(result.baseline_auc)),
-        ("best reachable AUC", show(result.best_auc)),
-        ("best AUC seen in this run", show(result.auc_best_seen)),
-        ("samples trained", f"{result.samples:,}"),
-        ("steps", f"{trainer.progress.step:,}"),
-        ("last layer, last batch", trainer.meter.decision),
-        ("seconds, training alone", f"{trainer.reporter.watch.seconds:,.1f}"),
-        ("seconds, everything", f"{result.seconds:,.1f}"),
-    ]
-    return rows
 
 
 def one_line(exc: BaseException) -> str:

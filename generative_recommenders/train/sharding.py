@@ -61,6 +61,9 @@ def shard(model: nn.Module, config: ShardingConfig, world: World, init: ShardIni
     Raises:
         UserError: an override names an unknown table, or the tables do not fit.
     """
+    for collection in _collections(model):
+        for table in collection.embedding_configs():
+            table.init_fn = _leave_as_is  # TorchRec would call it on a shard without saying which
     sharders = [_sharder(config, world)]
     plan = make_plan(model, config, world, sharders)
     sharded = DistributedModelParallel(
@@ -73,6 +76,10 @@ def shard(model: nn.Module, config: ShardingConfig, world: World, init: ShardIni
     )
     _initialise_tables(sharded, init)
     return sharded
+
+
+def _leave_as_is(_weight: torch.Tensor) -> None:
+    pass
 
 
 def _sharder(config: ShardingConfig, world: World) -> EmbeddingCollectionSharder:

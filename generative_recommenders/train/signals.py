@@ -15,7 +15,14 @@ from generative_recommenders.train.distributed import World
 
 
 class Stopped(Exception):
-    """The run was asked to stop; the message says by what."""
+    """The run was asked to stop; the message says by what.
+
+    ``together``: all ranks raised it at the same place, so they can still do something together.
+    """
+
+    def __init__(self, reason: str, together: bool) -> None:
+        super().__init__(reason)
+        self.together = together
 
 
 class StopSignals:
@@ -38,7 +45,7 @@ class StopSignals:
     def _note(self, number: int, _frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         if not self._deferring or self._pending:
-            raise Stopped(f"stopped by {name}")
+            raise Stopped(f"stopped by {name}", together=False)
         self._pending = name
 
     @contextlib.contextmanager
@@ -54,5 +61,5 @@ class StopSignals:
         """Sum ``values`` over the ranks; in the same exchange, raise ``Stopped`` on all if any rank was signalled."""
         *sums, stops = world.sum_on_host(*values, int(bool(self._pending)))
         if stops:
-            raise Stopped(f"stopped by {self._pending or 'a signal on another rank'}")
+            raise Stopped(f"stopped by {self._pending or 'a signal on another rank'}", together=True)
         return sums

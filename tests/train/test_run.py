@@ -69,7 +69,7 @@ def test_the_report_is_self_contained_and_escapes(train, tmp_path):
 @pytest.mark.parametrize(
     "binding, reason",
     [
-        ("train.target_auc=0.999", "below train.target_auc"),
+        ("train.target_auc=0.999", "below the target"),
         ("train.max_gap_to_best=0.001", "below the best reachable"),
     ],
 )
