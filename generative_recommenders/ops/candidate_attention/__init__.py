@@ -15,7 +15,14 @@ from generative_recommenders.ops.candidate_attention.materialised import (
     why_not_materialised,
 )
 from generative_recommenders.ops.candidate_attention.rows import CandidateRows, TargetSummary
-from generative_recommenders.ops.dispatch import Backend, always, choose_backend, parse_backend, why_not_triton
+from generative_recommenders.ops.dispatch import (
+    Backend,
+    BackendUnavailable,
+    always,
+    choose_backend,
+    parse_backend,
+    why_not_triton,
+)
 
 __all__ = ["COMPUTATIONS", "CandidateRows", "TargetSummary", "candidate_attention", "why_not_computation"]
 
@@ -85,9 +92,11 @@ def why_not_computation(
 
     Plain PyTorch serves every batch, but pads sequences: it counts only where it was asked for or on a CPU.
     """
-    if choose_backend("candidate_attention", backend, _checks(computation, x, num_heads, summary)) is Backend.TRITON:
-        return None
-    if x.device.type != "cuda" or parse_backend(backend) is Backend.PYTORCH:
+    try:
+        chosen = choose_backend("candidate_attention", backend, _checks(computation, x, num_heads, summary))
+    except BackendUnavailable as exc:  # asked for by name, and cannot
+        return str(exc)
+    if chosen is Backend.TRITON or x.device.type != "cuda" or parse_backend(backend) is Backend.PYTORCH:
         return None
     return why_not_triton(x) or _why_not_kernels(computation, x, num_heads, summary)
 

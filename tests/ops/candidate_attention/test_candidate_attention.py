@@ -123,10 +123,12 @@ def test_errors():
 
 
 def test_why_not_computation():
-    """On a CPU plain PyTorch serves every batch, so nothing stands in the way."""
+    """On a CPU plain PyTorch serves every batch; a backend asked for by name may not."""
     several = TargetSummary(3, 7, 0, 5)
     x = torch.zeros(2, 2048, dtype=torch.float64)
     assert all(why_not_computation(c, x, 4, several) is None for c in COMPUTATIONS)
+    assert "exactly one target per sequence" in why_not_computation("materialised", x.float(), 4, several, "TRITON")
+    assert "float64" in why_not_computation("absorbed", x, 4, several, "TRITON")
 
 
 def test_what_the_absorbed_kernels_refuse():
