@@ -10,6 +10,7 @@ from generative_recommenders.modules.multitask import TaskConfig
 from generative_recommenders.modules.stu import STULayerConfig
 
 AUTOCAST_CHOICES = ("auto", "bfloat16", "float32")
+RECOMPUTE_OPTIONS = ("recompute_normed_x", "recompute_uvqk", "recompute_y")
 
 
 def candidate_name(item_feature: str) -> str:
@@ -39,6 +40,8 @@ class DlrmHSTUConfig:
             recompute_normed_x, recompute_uvqk, recompute_y, sort_by_length, is_inference, backend: see
             ``STULayerConfig``. Recomputation saves memory and costs time: a CPU run is faster without.
         recompute_preprocessor: redo the MLPs over all rows in the backward instead of keeping what they computed.
+        recompute_last_layer: the three recompute options of the last layer, ``None``: as the others. A targets-only
+            last layer wants them on, and they cost nothing there.
         return_full_embeddings: also return every row of the stack's output.
         last_layer_targets_only, targets_only_eval, targets_only_several_targets, targets_only_computation: see
             ``TargetsOnlyGate``.
@@ -78,6 +81,7 @@ class DlrmHSTUConfig:
     recompute_normed_x: bool = True
     recompute_uvqk: bool = True
     recompute_y: bool = True
+    recompute_last_layer: bool | None = None
     recompute_preprocessor: bool = False
     sort_by_length: bool = True
     is_inference: bool = False
@@ -123,16 +127,19 @@ class DlrmHSTUConfig:
         """Candidate names of the item features, in their order."""
         return tuple(candidate_name(name) for name in self.item_feature_names)
 
-    def layer_config(self) -> STULayerConfig:
-        """The configuration of every STU layer."""
+    def layer_config(self, number: int = 0) -> STULayerConfig:
+        """The configuration of STU layer ``number`` (from 0)."""
         same_name = (
             "max_seq_len output_dropout_ratio causal target_aware max_attn_len contextual_seq_len attn_alpha attn_norm "
             "use_group_norm recompute_normed_x recompute_uvqk recompute_y sort_by_length is_inference backend"
         )
+        options = {name: getattr(self, name) for name in same_name.split()}
+        if number == self.hstu_num_layers - 1 and self.recompute_last_layer is not None:
+            options |= dict.fromkeys(RECOMPUTE_OPTIONS, self.recompute_last_layer)
         return STULayerConfig(
             embedding_dim=self.hstu_embedding_dim,
             num_heads=self.hstu_num_heads,
             hidden_dim=self.hstu_attn_linear_dim,
             attention_dim=self.hstu_attn_qk_dim,
-            **{name: getattr(self, name) for name in same_name.split()},
+            **options,
         )

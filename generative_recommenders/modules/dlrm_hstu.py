@@ -20,6 +20,7 @@ from generative_recommenders.modules.stu import STULayer, STUStack
 from generative_recommenders.modules.table_init import fill_table_rows_
 from generative_recommenders.modules.targets_only import TargetsOnlyGate
 from generative_recommenders.modules.transducer import HSTUTransducer
+from generative_recommenders.ops.candidate_attention import TargetSummary
 from generative_recommenders.ops.jagged import complete_cumsum
 
 __all__ = ["DlrmHSTU", "DlrmHSTUConfig", "DlrmOutput", "TaskConfig", "candidate_name", "embedding_configs"]
@@ -110,7 +111,11 @@ class DlrmHSTU(nn.Module):
             self.head = MultitaskHead(dim, config.tasks, config.head_hidden_dim).to(device)
 
     def forward(
-        self, uih: KeyedJaggedTensor, candidates: KeyedJaggedTensor, max_seq_len: int | None = None
+        self,
+        uih: KeyedJaggedTensor,
+        candidates: KeyedJaggedTensor,
+        max_seq_len: int | None = None,
+        target_counts: TargetSummary | None = None,
     ) -> DlrmOutput:
         """Score the candidates of B sequences.
 
@@ -120,6 +125,8 @@ class DlrmHSTU(nn.Module):
                 nothing is compared and the loss is 0 (serving).
             max_seq_len: host integer, an upper bound of this batch's joined lengths. ``None`` takes the batch's own
                 maximum on a CPU and the configured one on a GPU (where reading the batch's would wait for the device).
+            target_counts: candidates per sequence as the host knows them, so that the targets-only gate need not wait
+                for a GPU to read them.
 
         Raises:
             ValueError: a feature is missing or has another number of rows; a sequence exceeds ``config.max_seq_len``.
@@ -134,7 +141,7 @@ class DlrmHSTU(nn.Module):
             sequence = self.prepare(embedded, history, targets)
             del embedded  # fp32 rows of every feature: most of the memory, and not needed by the stack
             bound = self._length_bound(sequence.seq_lengths, max_seq_len)
-            encoded = self.transducer.encode(sequence, bound)
+            encoded = self.transducer.encode(sequence, bound, target_counts)
         result = self.head(encoded.candidates, item_embedding, self._label_values(targets))
         loss = sum(result.losses.values()) if result.losses else encoded.candidates.new_zeros(())
         return DlrmOutput(
@@ -277,7 +284,7 @@ def _make_transducer(config: DlrmHSTUConfig) -> HSTUTransducer:
         positional_encoder=PositionalEncoder(
             config.hstu_embedding_dim, config.num_position_buckets, config.num_time_buckets, num_contextual
         ),
-        stack=STUStack(STULayer(config.layer_config()) for _ in range(config.hstu_num_layers)),
+        stack=STUStack(STULayer(config.layer_config(number)) for number in range(config.hstu_num_layers)),
         postprocessor=make_postprocessor(config.postprocessor, config.hstu_embedding_dim, config.full_turn),
         input_dropout_ratio=config.input_dropout_ratio,
         return_full_embeddings=config.return_full_embeddings,

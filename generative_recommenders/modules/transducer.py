@@ -13,7 +13,7 @@ from generative_recommenders.modules.positional_encoder import PositionalEncoder
 from generative_recommenders.modules.preprocessor import ContextualPreprocessor, JaggedRows, PreparedSequence
 from generative_recommenders.modules.stu import STUStack
 from generative_recommenders.modules.targets_only import LastLayerDecision, LastLayerUse, TargetsOnlyGate
-from generative_recommenders.ops.candidate_attention import CandidateRows
+from generative_recommenders.ops.candidate_attention import CandidateRows, TargetSummary
 from generative_recommenders.ops.jagged import place_rows, take_rows
 from generative_recommenders.ops.position import SequenceRows
 
@@ -82,6 +82,7 @@ class HSTUTransducer(nn.Module):
         action_bits: torch.Tensor,
         contextual: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
         max_seq_len: int | None = None,
+        targets: TargetSummary | None = None,
     ) -> TransducerOutput:
         """Encode a batch: ``prepare``, then ``encode``.
 
@@ -89,8 +90,9 @@ class HSTUTransducer(nn.Module):
             history, candidates, action_bits, contextual: as ``ContextualPreprocessor.forward``.
             max_seq_len: host integer, an upper bound of the joined lengths; ``None`` reads it from the batch (a device
                 sync on a GPU).
+            targets: the candidate counts on the host; ``None`` reads them where the targets-only gate asks (likewise).
         """
-        return self.encode(self.prepare(history, candidates, action_bits, contextual), max_seq_len)
+        return self.encode(self.prepare(history, candidates, action_bits, contextual), max_seq_len, targets)
 
     def prepare(
         self,
@@ -111,11 +113,13 @@ class HSTUTransducer(nn.Module):
         x = x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
         return dataclasses.replace(sequence, x=x)
 
-    def encode(self, sequence: PreparedSequence, max_seq_len: int | None = None) -> TransducerOutput:
-        """Run the stack and the postprocessor on a prepared batch; ``max_seq_len`` as ``forward``."""
+    def encode(
+        self, sequence: PreparedSequence, max_seq_len: int | None = None, targets: TargetSummary | None = None
+    ) -> TransducerOutput:
+        """Run the stack and the postprocessor on a prepared batch; ``max_seq_len`` and ``targets`` as ``forward``."""
         if max_seq_len is None:
             max_seq_len = int(sequence.seq_lengths.max()) if sequence.seq_lengths.numel() else 0
-        candidate_rows, full = self.run_stack(sequence.x, sequence, max_seq_len)
+        candidate_rows, full = self.run_stack(sequence.x, sequence, max_seq_len, targets)
         encoded = self.postprocessor(candidate_rows, sequence.candidate_timestamps)
         return TransducerOutput(
             candidates=encoded.to(torch.promote_types(encoded.dtype, torch.float32)),
@@ -126,13 +130,13 @@ class HSTUTransducer(nn.Module):
         )
 
     def run_stack(
-        self, x: torch.Tensor, sequence: PreparedSequence, max_seq_len: int
+        self, x: torch.Tensor, sequence: PreparedSequence, max_seq_len: int, targets: TargetSummary | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """All layers; candidate rows ``[C, D]`` in the batch's order, and all rows if they were asked for."""
         batch = sequence.offsets, max_seq_len, sequence.num_targets
         last = self.stack.layers[-1].config if len(self.stack) else None
         use = LastLayerUse(num_layers=len(self.stack), full_embeddings=self.return_full_embeddings)
-        decision, summary = self.targets_only.decide(last, use, self.training, x, sequence.num_targets)
+        decision, summary = self.targets_only.decide(last, use, self.training, x, sequence.num_targets, targets)
         if decision.engaged:
             candidates = CandidateRows.of(sequence.offsets, sequence.num_targets, summary)
             rows = self.stack.forward_targets_only(x, *batch, candidates, decision.computation)

@@ -233,6 +233,9 @@ class ModelConfig(Section):
     recompute_normed_x: bool = option(True, "redo the input norm in the backward: less memory, more time")
     recompute_uvqk: bool = option(True, "redo the projection in the backward")
     recompute_y: bool = option(True, "redo the output norm in the backward")
+    recompute_last_layer: bool | None = option(
+        None, "all three on the last layer; None: as the others (targets-only wants True, and it costs nothing there)"
+    )
     recompute_preprocessor: bool = option(False, "redo the MLPs over all rows in the backward")
     sort_by_length: bool = option(True, "lay out the longest sequences first")
     autocast: str = option(

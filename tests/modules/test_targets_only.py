@@ -15,7 +15,7 @@ from generative_recommenders.modules.targets_only import (
     static_blockers,
 )
 from generative_recommenders.ops import lmsd
-from generative_recommenders.ops.candidate_attention import COMPUTATIONS, CandidateRows
+from generative_recommenders.ops.candidate_attention import COMPUTATIONS, CandidateRows, TargetSummary
 
 SIZES = dict(embedding_dim=32, num_heads=2, hidden_dim=8, attention_dim=16, max_seq_len=40)
 BATCHES = {
@@ -278,6 +278,30 @@ def test_knob_flipped_between_runs(toy):
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
     model.transducer.targets_only.enabled = False
     assert torch.equal(model(*batch).predictions, want)
+
+
+def test_the_last_layer_recomputes_for_itself(toy):
+    """The other layers may keep everything: the gate looks at the last layer's own options."""
+    keeps = dict.fromkeys(("recompute_normed_x", "recompute_uvqk", "recompute_y"), False)
+    batch = toy.batch(toy.samples([3, 9]))
+    with pytest.raises(UserError, match="recompute_normed_x is off"):
+        toy.model(last_layer_targets_only=True, **keeps)(*batch)
+    model = toy.model(last_layer_targets_only=True, recompute_last_layer=True, **keeps)
+    want = toy.model(**keeps)(*batch).predictions
+    torch.testing.assert_close(model(*batch).predictions, want, rtol=1e-5, atol=1e-6)
+    assert model.transducer.last_layer_decision.engaged
+    assert [layer.config.recompute_y for layer in model.transducer.stack] == [False, True]
+
+
+def test_counts_known_on_the_host_are_not_read_again(toy, monkeypatch):
+    batch = toy.batch(toy.samples([3, 9]))
+    counts = TargetSummary.of(torch.ones(2, dtype=torch.int64))
+    monkeypatch.setattr(TargetSummary, "of", None)
+    model = toy.model(last_layer_targets_only=True)
+    model(*batch, target_counts=counts)
+    assert model.transducer.last_layer_decision.engaged
+    model(*batch, target_counts=TargetSummary(2, 3, 1, 2))
+    assert "not exactly one target" in model.transducer.last_layer_decision.reason
 
 
 def test_full_embeddings_and_the_gate(toy):
