@@ -170,3 +170,27 @@ declare(Knob("RANK", int, None, "This process's number, set by torchrun.", low=0
 declare(Knob("WORLD_SIZE", int, None, "Number of processes, set by torchrun.", low=1))
 declare(Knob("LOCAL_RANK", int, None, "This process's number on its host, set by torchrun.", low=0))
 declare(Knob("LOCAL_WORLD_SIZE", int, None, "Number of processes on this host, set by torchrun.", low=1))
+
+
+def knob_page() -> str:
+    """``docs/knobs.md``: every declared knob with type, default and range."""
+    lines = [
+        "# Environment variables",
+        "",
+        "Every variable the package reads, typed and checked when it is read; an empty or malformed value is an error",
+        "that names the variable. Precedence: command line (`--bind`) > environment > gin file > code. A backend named as",
+        "an argument of an op call wins over all.",
+        "",
+        "This page is generated: `python -m generative_recommenders.settings > docs/knobs.md`.",
+        "",
+        "| variable | type | default | values | meaning |",
+        "|---|---|---|---|---|",
+    ]
+    for knob in knobs().values():
+        default = "not set" if knob.default is None else str(int(knob.default) if knob.kind is bool else knob.default)
+        lines.append(f"| `{knob.name}` | {knob.kind.__name__} | {default} | {knob.bounds()} | {knob.doc} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(knob_page())

@@ -38,6 +38,7 @@ class Progress:
     phase: int = 0
     samples_in_phase: int = 0
     samples_at_last_eval: int = -1
+    logged_step: int = 0
     best_auc: float | None = None
     seconds: float = 0.0
 

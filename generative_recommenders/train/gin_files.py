@@ -254,8 +254,9 @@ def _build(sources: dict[str, str]) -> RunConfig:
     missing = [name for name, value in options.items() if value is inspect.Parameter.empty]
     if missing:
         raise UserError(f"{chosen}.{missing[0]}: is not set; add --bind '{chosen}.{missing[0]}=\"...\"'")
-    if built["mlperf"].enabled and built["train"].mode != "train-eval":
-        raise UserError(f"mlperf.enabled = True: needs train.mode = 'train-eval', not {built['train'].mode!r}")
+    mode = built["train"].mode
+    if built["mlperf"].enabled and mode in ("train", "eval"):
+        raise UserError(f"mlperf.enabled = True: needs a train.mode that trains and evaluates, not {mode!r}")
     names = {f"{s}.{f.name}" for s, cls in sections.SECTIONS.items() for f in dataclasses.fields(cls)}
     names |= {f"{chosen}.{option}" for option in options}
     return RunConfig(**built, dataset_options=options, sources={n: s for n, s in sources.items() if n in names})

@@ -44,7 +44,8 @@ class Phase:
 def plan_phases(config: RunConfig, windows: list[Window]) -> list[Phase]:
     """The run as phases: one per epoch, or one per epoch and window when streaming."""
     train = config.train
-    streaming = train.mode == "streaming-train-eval"
+    # MLPerf counts whole steps, so there a batch runs on across the end of a window; the order of samples is the same.
+    streaming = train.mode == "streaming-train-eval" and not config.mlperf.enabled
     every = train.eval_every_windows if streaming else train.eval_every_epochs
     if config.mlperf.enabled:
         every = 0  # its own schedule alone
@@ -144,11 +145,10 @@ class Trainer:
                 self.evaluate_if_due()
                 self.save_if_due()
                 if self.done():
-                    return self.finish()
+                    return self.log_rest()
             self.end_phase(phase)
             if self.done():
-                break
-        self.finish()
+                return
 
     def batches(self, phase: Phase) -> Iterator[Batch]:
         """This rank's batches of what is left of the phase."""
@@ -188,6 +188,12 @@ class Trainer:
         seconds = self.reporter.lap()
         figures = {"loss": loss, "learning_rate": self.learning_rate, **self.meter.drain(seconds)}
         self.reporter.training(self.progress, figures, tokens, seconds)
+        self.progress.logged_step = self.progress.step
+
+    def log_rest(self) -> None:
+        """The steps that no line of metrics has yet."""
+        if self.progress.step > self.progress.logged_step:
+            self.log()
 
     def evaluate_if_due(self) -> None:
         """By samples trained."""
@@ -222,6 +228,7 @@ class Trainer:
 
     def end_phase(self, phase: Phase) -> None:
         """Evaluate and save where a window or a pass ends, and move on."""
+        self.log_rest()
         if phase.evaluate_after and self.config.train.mode != "train":
             self.evaluate()
         self.progress.phase += 1
@@ -229,12 +236,6 @@ class Trainer:
         every = self.config.checkpoint.every_windows
         if every and self.progress.phase % every == 0:
             self.save()
-
-    def finish(self) -> None:
-        """The last line of metrics, and a last look at the numbers."""
-        if self.running.sums.any():
-            self.log()
-        self.running.check(self.world)
 
     def save_if_due(self) -> None:
         """By steps or by time; rank 0's clock decides for all."""

@@ -1,0 +1,42 @@
+"""The rooms of the house: imports point one way, and files stay readable."""
+
+import ast
+import pathlib
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "generative_recommenders"
+# Room → rooms of the package it may import from, beside itself.
+MAY_IMPORT = {"ops": set(), "modules": {"ops"}, "data": set(), "train": {"ops", "modules", "data"}}
+
+
+def imported(path):
+    """Full names of the modules that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_imports_point_one_way(room):
+    for path in (PACKAGE / room).rglob("*.py"):
+        for name in imported(path):
+            parts = name.split(".")
+            if parts[0] == "generative_recommenders" and len(parts) > 1 and parts[1] in MAY_IMPORT:
+                assert parts[1] in MAY_IMPORT[room] | {room}, f"{path.relative_to(PACKAGE)} imports {name}"
+            assert room != "ops" or parts[0] != "torchrec", f"{path.relative_to(PACKAGE)} imports torchrec"
+            assert room == "train" or parts[0] != "gin", f"{path.relative_to(PACKAGE)} imports gin"
+
+
+def test_modules_do_not_read_the_environment():
+    for path in (PACKAGE / "modules").rglob("*.py"):
+        assert "generative_recommenders.settings" not in set(imported(path)), path
+
+
+def test_no_file_is_longer_than_its_reader_has_patience():
+    lines = {str(path.relative_to(PACKAGE)): len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert {path: count for path, count in lines.items() if count > 520} == {}

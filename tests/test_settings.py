@@ -1,0 +1,50 @@
+"""The registry of environment variables: parsing, one declaration each, one place that reads, a current page."""
+
+import pathlib
+import re
+
+import pytest
+
+from generative_recommenders import settings
+from generative_recommenders.errors import UserError
+
+REPO = pathlib.Path(__file__).resolve().parents[1]
+
+
+def test_the_documented_table_is_current():
+    page = (REPO / "docs" / "knobs.md").read_text()
+    assert page == settings.knob_page() + "\n", "python -m generative_recommenders.settings > docs/knobs.md"
+
+
+def test_only_the_registry_reads_the_environment():
+    reads = re.compile(r"os\.(environ|getenv|putenv)")
+    found = [
+        str(path.relative_to(REPO))
+        for path in (REPO / "generative_recommenders").rglob("*.py")
+        if reads.search(path.read_text()) and path.name != "settings.py"
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("knob", settings.knobs().values(), ids=lambda knob: knob.name)
+def test_every_knob_takes_its_default_and_refuses_nonsense(knob, monkeypatch):
+    monkeypatch.delenv(knob.name, raising=False)
+    assert settings.get(knob.name) == knob.default
+    if knob.default is not None:
+        assert knob.parse(str(knob.default)) == knob.default
+    if knob.kind is not str or knob.choices:
+        with pytest.raises(UserError, match=knob.name):
+            knob.parse("no such value")
+    monkeypatch.setenv(knob.name, "")
+    with pytest.raises(UserError, match="empty"):
+        settings.get(knob.name)
+
+
+def test_a_second_declaration_is_a_programming_error():
+    with pytest.raises(RuntimeError, match="HSTU_BACKEND"):
+        settings.declare(settings.Knob("HSTU_BACKEND", str, None, ""))
+
+
+def test_an_undeclared_name_is_a_key_error():
+    with pytest.raises(KeyError):
+        settings.get("HSTU_NO_SUCH_KNOB")
