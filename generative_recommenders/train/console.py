@@ -26,11 +26,14 @@ class Terminal:
         self._total = total_samples
         self._next_plain = 0.0
         self._bar: Progress | None = None
-        if self.console.is_terminal and total_samples:
+
+    def start(self) -> None:
+        """Show the progress bar."""
+        if self.console.is_terminal and self._total:
             self._bar = Progress(
                 TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[line]}"), console=self.console
             )
-            self._task = self._bar.add_task("training", total=total_samples, line="")
+            self._task = self._bar.add_task("training", total=self._total, line="")
             self._bar.start()
 
     def print(self, text: str) -> None:

@@ -96,6 +96,8 @@ def load(files: Sequence[str], bindings: Sequence[str] = ()) -> RunConfig:
     Raises:
         UserError: unreadable file, syntax, unknown or misspelt name, wrong type, value out of range.
     """
+    for knob in settings.knobs():
+        settings.get(knob)  # a malformed variable is said now, not when an op first reads it
     gin.clear_config()
     try:
         _register()

@@ -135,6 +135,16 @@ class Trainer:
             self.running.sums.copy_(restored.local["running_sums"])
             self.meter.load_state(restored.local["meter"])
 
+    @torch.no_grad()
+    def rehearse(self) -> None:
+        """One batch through the model, so that what cannot work is said before the run begins; draws no numbers."""
+        windows = [self.dataset.holdout] if self.config.train.mode == "eval" else self.dataset.windows
+        batches = self.dataset.batches(windows, 1, self.world.rank, self.world.size)
+        batch = to_device(next(iter(batches)), self.world.device)
+        self.model.eval()
+        self.model(batch.uih, batch.candidates)
+        self.model.train()
+
     def fit(self) -> None:
         """Train through all phases, evaluating and saving on the way; ends early at the step limit or the target."""
         self.model.train()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from generative_recommenders.train.run_folder import Result
 
 WIDTH, HEIGHT = 460, 260
-LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 36
+LEFT, RIGHT, TOP, BOTTOM = 56, 26, 12, 36
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #1d2430; max-width: 1000px; margin: 2rem auto; padding: 0 1rem; }

@@ -83,6 +83,7 @@ class _Attempt:
         self.terminal: Terminal | None = None
         self.mlperf = MlperfLog(None, EvalSchedule(0, 0))
         self.figures: list[tuple[str, str]] = []
+        self.kept_traceback = False
 
     @property
     def is_main(self) -> bool:
@@ -124,9 +125,8 @@ class _Attempt:
         config, world, folder = self.config, self.world, self.folder
         model, optimizers = build.build_model(config, dataset, world)
         total = _total_samples(config, dataset, world)
-        if self.is_main:
-            self.terminal = Terminal(total)
-        reporter = Reporter(world, folder if self.is_main else None, self.terminal, total)
+        terminal = Terminal(total) if self.is_main else None
+        reporter = Reporter(world, folder if self.is_main else None, terminal, total)
         checkpointer = Checkpointer(folder.checkpoints, config.checkpoint.keep, config, world)
         writes_mlperf = config.mlperf.enabled and self.is_main
         self.mlperf = MlperfLog(
@@ -141,7 +141,10 @@ class _Attempt:
             checkpoint.load_weights(checkpoint.resolve(config.checkpoint.load), model, world)
         if self.arguments.resume:
             resumed_at = trainer.progress.step
+        trainer.rehearse()
         if self.is_main:
+            self.terminal = terminal
+            terminal.start()
             folder.start(config.to_gin(), resumed_at)
             self._introduce(dataset, trainer, found)
             self.mlperf.begin(
@@ -208,6 +211,7 @@ class _Attempt:
         elif not expected and self.folder is not None and self.folder.path.is_dir():
             kept = self.folder.path / f"traceback_rank{launched_rank()}.txt"
             kept.write_text("".join(traceback.format_exception(exc)))
+            self.kept_traceback = True
             reason += f" (traceback in {kept})"
         if self.terminal is not None:
             self.terminal.close()
@@ -220,6 +224,9 @@ class _Attempt:
         self.result.seconds = round(time.monotonic() - self.started, 3)
         if self.folder is None:
             self._leave_a_note()
+            return
+        if self.terminal is None and self.arguments.run_name is None and not self.kept_traceback:
+            self.folder.discard()  # nobody asked for this name, and the run never began
             return
         if self.terminal is not None:
             self.terminal.close()

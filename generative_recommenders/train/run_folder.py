@@ -6,6 +6,7 @@ end, so that a run that was killed never looks like one that succeeded.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -96,6 +97,12 @@ class RunFolder:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def discard(self) -> None:
+        """Remove the folder of a run that never began, and the folder around it if that is empty then."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.path.parent.rmdir()
 
     def write_result(self, result: Result) -> None:
         """Replace ``result.json``."""

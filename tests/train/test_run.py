@@ -118,12 +118,17 @@ def test_wrong_input_is_one_line_and_exit_status_two(train, bindings, extra, wan
     assert status == 2
     assert wanted in output.err
     assert output.err.count("\n") == 1 and output.err.startswith("error: ")
+    assert output.out == ""
     if "--resume" not in extra:
         assert result["status"] == "failed" and wanted in result["reason"]
 
 
 def test_an_unnamed_run_that_never_began_leaves_nothing(small_config, tmp_path, capfd):
-    assert main(["--config", small_config(), "--runs-dir", str(tmp_path / "runs"), "--bind", "train.sed=1"]) == 2
+    arguments = ["--config", small_config(), "--runs-dir", str(tmp_path / "runs")]
+    assert main([*arguments, "--bind", "train.sed=1"]) == 2
+    assert not (tmp_path / "runs").exists()
+    assert main([*arguments, "--bind", "model.backend=CUDNN"]) == 2
+    assert capfd.readouterr().err.count("\n") == 2
     assert not (tmp_path / "runs").exists()
 
 
