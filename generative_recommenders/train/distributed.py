@@ -43,12 +43,6 @@ class World:
         dist.all_gather_object(values, value, group=self.host_group)
         return values
 
-    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum a device tensor over the ranks, in place."""
-        if self.size > 1:
-            dist.all_reduce(tensor)
-        return tensor
-
     def sum_on_host(self, *values: int) -> list[int]:
         """Each value summed over the ranks, through host memory (no device synchronisation)."""
         if self.size == 1:

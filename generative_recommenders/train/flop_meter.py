@@ -30,7 +30,9 @@ class FlopMeter:
             c.max_seq_len,
         )
         self._world = world
-        self._sums = torch.zeros(3, dtype=torch.float64, device=world.device)  # dense, filled, executed
+        self._dense = 0.0
+        self._filled = torch.zeros((), dtype=torch.float64, device=world.device)
+        self._executed = torch.zeros((), dtype=torch.float64, device=world.device)
         self._steps = 0
         self._engaged = 0
         bf16 = c.autocast == "bfloat16" or (c.autocast == "auto" and world.device.type == "cuda")
@@ -57,18 +59,23 @@ class FlopMeter:
         computation = "full" if decision is None else decision.computation
         ones = torch.ones_like(output.seq_lengths)
         batch = flops.batch_flops(self._shape, output.seq_lengths, ones, computation)
-        self._sums += torch.stack([batch.filled.new_tensor(batch.dense), batch.filled, batch.executed])
+        self._dense += batch.dense
+        self._filled += batch.filled
+        self._executed += batch.executed
         self._steps += 1
         self._engaged += int(decision is not None and decision.engaged)
 
     def state(self) -> torch.Tensor:
         """What was added since the last ``drain``, for a checkpoint."""
-        return torch.cat([self._sums.cpu(), torch.tensor([self._steps, self._engaged], dtype=torch.float64)])
+        sums = [self._dense, self._filled.item(), self._executed.item(), self._steps, self._engaged]
+        return torch.tensor(sums, dtype=torch.float64)
 
     def load_state(self, state: torch.Tensor) -> None:
         """The inverse of ``state``."""
-        self._sums.copy_(state[:3])
-        self._steps, self._engaged = (int(count) for count in state[3:])
+        self._dense = state[0].item()
+        self._filled.fill_(state[1].item())
+        self._executed.fill_(state[2].item())
+        self._steps, self._engaged = int(state[3]), int(state[4])
 
     def drain(self, seconds: float) -> dict[str, float]:
         """Figures over the steps since the last call, on all ranks; a collective call.
@@ -77,10 +84,9 @@ class FlopMeter:
             ``fill`` and ``exec`` (shares of the dense shape), ``last_layer_targets_only`` (share of steps) and, where
             the device's peak is known, ``mfu`` and ``hfu``.
         """
-        dense, filled, executed = self._world.sum_(self._sums.clone()).tolist()
-        self._sums.zero_()
-        steps, engaged = self._steps, self._engaged
-        self._steps = self._engaged = 0
+        totals = zip(*self._world.gather(self.state().tolist()), strict=True)
+        dense, filled, executed, steps, engaged = (sum(column) for column in totals)
+        self.load_state(torch.zeros(5))
         if dense == 0:
             return {}
         figures = {"fill": filled / dense, "exec": executed / dense, "last_layer_targets_only": engaged / steps}

@@ -65,18 +65,32 @@ def evaluation_schedule(config: RunConfig, world: World) -> EvalSchedule:
 
 
 class RunningLoss:
-    """Sums since the last line of metrics: loss over samples, tokens and the first step that was not finite."""
+    """Sums since the last line of metrics: loss over samples, tokens, and the first step that was not finite.
+
+    What the host knows is counted on the host; the loss is summed on the device, without waiting for it.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss · samples, samples, tokens
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)  # loss · samples
+        self.samples = self.tokens = 0
         self.first_bad_step = torch.full((), -1, dtype=torch.int64, device=device)
 
     def add(self, step: int, loss: torch.Tensor, norm: torch.Tensor, samples: int, tokens: int) -> None:
-        """Count one step of this rank, without waiting for the device."""
-        loss = loss.detach().double()
-        self.sums += torch.stack([loss * samples, loss.new_tensor(samples), loss.new_tensor(tokens)])
-        bad = ~(loss.isfinite() & norm.isfinite()) & (self.first_bad_step < 0)
+        """Count one step of this rank."""
+        self.loss += loss.detach().double() * samples
+        self.samples += samples
+        self.tokens += tokens
+        bad = ~(loss.detach().isfinite() & norm.isfinite()) & (self.first_bad_step < 0)
         self.first_bad_step = torch.where(bad, step, self.first_bad_step)
+
+    def state(self) -> torch.Tensor:
+        """The sums, for a checkpoint."""
+        return torch.tensor([self.loss.item(), self.samples, self.tokens], dtype=torch.float64)
+
+    def load_state(self, state: torch.Tensor) -> None:
+        """The inverse of ``state``."""
+        self.loss.fill_(state[0].item())
+        self.samples, self.tokens = int(state[1]), int(state[2])
 
     def check(self, world: World) -> None:
         """Raise ``TrainingDiverged`` on every rank if any rank saw a loss or gradient that is not finite."""
@@ -89,8 +103,8 @@ class RunningLoss:
 
     def drain(self, world: World) -> tuple[float, float]:
         """Mean loss over the samples of all ranks and tokens of all ranks; starts anew."""
-        loss, samples, tokens = world.sum_(self.sums.clone()).tolist()
-        self.sums.zero_()
+        loss, samples, tokens = (sum(column) for column in zip(*world.gather(self.state().tolist()), strict=True))
+        self.load_state(torch.zeros(3))
         return loss / max(samples, 1), tokens
 
 
@@ -132,7 +146,7 @@ class Trainer:
                 "dropout draws from new streams"
             )
         if restored.local:
-            self.running.sums.copy_(restored.local["running_sums"])
+            self.running.load_state(restored.local["running"])
             self.meter.load_state(restored.local["meter"])
 
     @torch.no_grad()
@@ -266,7 +280,7 @@ class Trainer:
                 self.model,
                 self.optimizers,
                 self.progress,
-                {"running_sums": self.running.sums.cpu(), "meter": self.meter.state()},
+                {"running": self.running.state(), "meter": self.meter.state()},
             )
         self._last_checkpoint = time.monotonic()
         self.reporter.saved(path)
