@@ -97,11 +97,12 @@ def measure(cache: str, length: int, seconds: float) -> list[dict]:
         records.append(
             record(
                 f"data/{strategy}",
-                f"length={length},mean {mean_length:.0f},batch={BATCH_SIZE}",
+                f"length={length},batch={BATCH_SIZE}",
                 statistics.median(values),
                 "samples/s per core",
                 repeats=REPEATS,
                 spread=(max(values) - min(values)) / statistics.median(values),
+                mean_length=mean_length,
                 samples_per_second=wall,
                 gain_of_two_workers=wall["two_workers"] / wall["one_worker"],
                 load_average=os.getloadavg()[0],
@@ -140,7 +141,7 @@ def main() -> None:
         cache = options.cache or generated_cache(folder, options.events)
         records = measure(cache, options.length, options.seconds)
     for each in records:
-        print(f"{each['name']}: {each['value']:,.4g} {each['unit']} ({each['shape']})")
+        print(f"{each['name']}: {each['value']:,.5g} {each['unit']} ({each['shape']})")
     path = write_records("data", records)
     plot_records(path)
 
