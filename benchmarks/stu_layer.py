@@ -2,15 +2,19 @@
 
     python benchmarks/stu_layer.py [--batch 1024 --length 2663 --heads 4 --width 128 --embedding 512]
 
-bf16 autocast over fp32 parameters, bf16 rows, dropout 0.1, one candidate per sequence. Floor: the layer's products and
-attention at the rate of a large matrix product measured in the same run. Peak extra memory is what one step allocates
-beyond its inputs. Writes benchmarks/results/stu_layer.json.
+bf16 autocast over fp32 parameters, bf16 rows, dropout 0.1, one candidate per sequence. First the output and every
+gradient of a small batch, the four parts of the UVQK bias each on its own, are held against float64: with that bias
+gradient summed inside the attention kernels (in a process of its own, so that a fault there ends that process alone)
+and read back by another kernel. Of what is right the faster is timed. Floor: the layer's products and attention at the
+rate of a large matrix product measured in the same run. Peak extra memory is what one step allocates beyond its inputs.
+Writes benchmarks/results/stu_layer.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import pathlib
+import subprocess
 import sys
 
 import torch
@@ -20,9 +24,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from benchmarks import common  # noqa: E402
 from benchmarks.attention import ragged_lengths  # noqa: E402
 from generative_recommenders.modules.stu import STULayer, STULayerConfig  # noqa: E402
+from generative_recommenders.ops.attention import kernels  # noqa: E402
+
+SUMS = {"in the kernels": True, "read back": False}
 
 
-def make_layer(options, recompute: bool) -> STULayer:
+def make_layer(options, recompute: bool, backend: str | None = None) -> STULayer:
     config = STULayerConfig(
         embedding_dim=options.embedding,
         num_heads=options.heads,
@@ -32,7 +39,7 @@ def make_layer(options, recompute: bool) -> STULayer:
         recompute_normed_x=recompute,
         recompute_uvqk=recompute,
         recompute_y=recompute,
-        backend=options.backend,
+        backend=backend or options.backend,
     )
     return STULayer(config).cuda().train()
 
@@ -82,14 +89,96 @@ def peak_extra(step) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in (("batch", 1024), ("length", 2663), ("heads", 4), ("width", 128), ("embedding", 512)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--backend", default="TRITON")
-    options = parser.parse_args()
-    rate = common.matrix_rate()
-    records, table = [], [f"matrix product {rate:.0f} TFLOP/s"]
+def gradients(layer: STULayer, options, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Output and gradients of a small ragged batch: under bf16 autocast, or all in float64."""
+    lengths, targets = [300, 0, 1, 777, 129, 64], [1, 0, 1, 3, 20, 1]
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_((torch.randn(parameter.shape, generator=generator) * 0.02).to(parameter))
+    shape = sum(lengths), options.embedding
+    x, dout = (torch.randn(shape, generator=generator).bfloat16().cuda().to(dtype) for _ in range(2))
+    x.requires_grad_()
+    offsets, targets = torch.tensor([0, *lengths]).cumsum(0).cuda(), torch.tensor(targets).cuda()
+    torch.manual_seed(3)
+    with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        out = layer(x, offsets, max(lengths), targets)
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+    results = dict(zip(("out", "dx", *names), (out, *torch.autograd.grad(out, (x, *parameters), dout)), strict=True))
+    columns = options.heads * options.width
+    parts = results.pop("_uvqk_beta").split(columns)
+    return results | {f"bias of {name}": part for name, part in zip("UVQK", parts, strict=True)}
+
+
+def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Norm of the difference over the norm of b; NaN counts as infinite."""
+    a, b = a.detach().double(), b.detach().double()
+    return float(((a - b).norm() / b.norm()).nan_to_num(nan=float("inf")))
+
+
+def wrong_results(options) -> list[str]:
+    """What is more than twice as far from float64 as PyTorch's own arithmetic under the same autocast."""
+    weights = make_layer(options, False, "PYTORCH").state_dict()
+    found = []
+
+    def results(recompute, backend, dtype):
+        layer = make_layer(options, recompute, backend)
+        layer.load_state_dict(weights)
+        return gradients(layer.to(dtype) if dtype == torch.float64 else layer, options, dtype)
+
+    want = results(False, "PYTORCH", torch.float64)
+    theirs = results(False, "PYTORCH", torch.bfloat16)
+    for recompute in (False, True):
+        ours, again = (results(recompute, options.backend, torch.bfloat16) for _ in range(2))
+        for name, b in want.items():
+            error, limit = relative_error(ours[name], b), 2 * relative_error(theirs[name], b) + 1e-4
+            if error > limit:
+                found.append(f"{name} (recompute {recompute}): error {error:.2e}, limit {limit:.2e}")
+            if not torch.equal(ours[name], again[name]):
+                found.append(f"{name} (recompute {recompute}): a second run gave other bits")
+    return found
+
+
+def check_child(options) -> subprocess.Popen:
+    """``wrong_results`` with sums in the kernels, in a process of its own."""
+    sizes = [f"--{name}={getattr(options, name)}" for name in ("heads", "width", "embedding", "backend")]
+    command = [sys.executable, __file__, "--check", *sizes]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def right_sums(options) -> list[str]:
+    """Which of ``SUMS`` give right results; prints what is wrong with the others."""
+    child = check_child(options)
+    verdicts = {}
+    with kernels.sums_in_kernels(False):
+        verdicts["read back"] = wrong_results(options)
+    try:
+        said, _ = child.communicate(timeout=90)
+        verdicts["in the kernels"] = [] if child.returncode == 0 else said.splitlines()[-12:]
+    except subprocess.TimeoutExpired:
+        child.kill()
+        verdicts["in the kernels"] = ["no answer within 90 s"]
+    for name in SUMS:
+        print(f"bias sums {name}: {'right' if not verdicts[name] else 'WRONG'}")
+        for line in verdicts[name]:
+            print(f"    {line}")
+    return [name for name in SUMS if not verdicts[name]]
+
+
+def faster_sums(options, names: list[str], lengths: torch.Tensor) -> str:
+    """The name whose layer takes less time; prints all."""
+    times = {}
+    for name in names:
+        with kernels.sums_in_kernels(SUMS[name]):
+            times[name] = common.time_gpu(step_of(make_layer(options, False), lengths, options), sustained_s=0).burst_ms
+        print(f"bias sums {name}: {times[name]:.2f} ms (nothing recomputed, uniform)")
+        torch.cuda.empty_cache()
+    return min(times, key=times.get)
+
+
+def measure(options, rate: float, sums: str) -> tuple[list[dict], list[str]]:
+    """Records, and lines to print, of all layouts with and without recomputation."""
+    records, table = [], []
     for layout in ("uniform", "ragged"):
         uniform = torch.full((options.batch,), options.length)
         lengths = uniform if layout == "uniform" else ragged_lengths(options.batch, options.length)
@@ -98,7 +187,7 @@ def main() -> int:
             step = step_of(make_layer(options, recompute), lengths, options)
             timing = common.time_gpu(step)
             extra = peak_extra(step)
-            kernels = breakdown(step)
+            found = breakdown(step)
             kind = "recompute" if recompute else "norecompute"
             share = flops(lengths, options) / timing.burst_ms / 1e9 / rate
             shape = (
@@ -109,20 +198,42 @@ def main() -> int:
                 common.record(
                     f"stu_layer/{options.backend.lower()}/{kind}/{layout}", shape, timing.burst_ms, "ms", limit=rate,
                     share_of_limit=share, repeats=timing.repeats, spread=timing.spread, sustained=timing.sustained_ms,
-                    peak_extra_bytes=extra, kernels_ms={name: round(ms, 3) for name, ms in kernels},
+                    peak_extra_bytes=extra, bias_sums=sums, kernels_ms={name: round(ms, 3) for name, ms in found},
                 )
             )  # fmt: skip
             if layout == "uniform":
-                table.extend(f"    {ms:7.2f} ms  {name}" for name, ms in kernels[:16])
+                table.extend(f"    {ms:7.2f} ms  {name}" for name, ms in found[:22])
             table.append(
                 f"{layout:8} {kind:12} burst {timing.burst_ms:7.2f} ms  sustained {timing.sustained_ms:7.2f} ms  "
                 f"peak extra {extra / 2**30:5.1f} GiB  {100 * share:3.0f} % of the product's rate"
             )
             del step
             torch.cuda.empty_cache()
-    path = common.write_records("stu_layer", records)
-    common.plot_records(path)
-    print("\n".join(table))
+    return records, table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, default in (("batch", 1024), ("length", 2663), ("heads", 4), ("width", 128), ("embedding", 512)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--backend", default="TRITON")
+    parser.add_argument("--check", action="store_true", help="only check results with bias sums in the kernels")
+    options = parser.parse_args()
+    if options.check:
+        wrong = wrong_results(options)
+        print("\n".join(wrong))
+        return 1 if wrong else 0
+    names = right_sums(options)
+    if not names:
+        print("the layer's results are wrong: nothing is timed")
+        return 1
+    sums = faster_sums(options, names, torch.full((options.batch,), options.length))
+    rate = common.matrix_rate()
+    print(f"bias sums {sums} are timed below; matrix product {rate:.0f} TFLOP/s", flush=True)
+    with kernels.sums_in_kernels(SUMS[sums]):
+        records, table = measure(options, rate, sums)
+    print("\n".join(table), flush=True)
+    common.plot_records(common.write_records("stu_layer", records))
     return 0
 
 

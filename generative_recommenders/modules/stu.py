@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from generative_recommenders.ops.attention import hstu_preprocess_attention
 from generative_recommenders.ops.candidate_attention import CandidateRows, candidate_attention
 from generative_recommenders.ops.lmsd import hstu_lmsd
+from generative_recommenders.ops.stu import hstu_layer, why_not_fused
 
 NORM_EPS = 1e-6
 ATTN_NORMS = ("max_seq_len", "batch_max")
@@ -135,6 +136,10 @@ class STULayer(nn.Module):
         """
         self.check_mode()
         c = self.config
+        seed = self.next_dropout_seed(x.device) if self.training else 0
+        num_targets = num_targets if c.target_aware else None
+        if why_not_fused(x, c.num_heads, c.attention_dim, c.hidden_dim, c.use_group_norm, c.backend) is None:
+            return self._forward_fused(x, seq_offsets, max_seq_len, num_targets, seed)
         u, attention = hstu_preprocess_attention(
             x,
             _cast(self._input_norm_weight, x),
@@ -149,7 +154,7 @@ class STULayer(nn.Module):
             max_seq_len,
             c.alpha,
             self.attention_normaliser(seq_offsets),
-            num_targets if c.target_aware else None,
+            num_targets,
             c.causal,
             c.max_attn_len,
             c.contextual_seq_len,
@@ -157,8 +162,37 @@ class STULayer(nn.Module):
             recompute_uvqk=c.recompute_uvqk,
             backend=c.backend,
         )
-        seed = self.next_dropout_seed(x.device) if self.training else 0
         return self.output(x, u, attention, seed)
+
+    def _forward_fused(self, x, seq_offsets, max_seq_len, num_targets, seed) -> torch.Tensor:
+        c = self.config
+        return hstu_layer(
+            x,
+            self._input_norm_weight,
+            self._input_norm_bias,
+            self._uvqk_weight,
+            self._uvqk_beta,
+            self._output_norm_weight,
+            self._output_norm_bias,
+            self._output_weight,
+            c.num_heads,
+            c.attention_dim,
+            c.hidden_dim,
+            seq_offsets,
+            max_seq_len,
+            c.alpha,
+            self.attention_normaliser(seq_offsets),
+            NORM_EPS,
+            c.output_dropout_ratio if self.training else 0.0,
+            seed,
+            num_targets,
+            c.causal,
+            c.max_attn_len,
+            c.contextual_seq_len,
+            c.recompute_normed_x,
+            c.recompute_uvqk,
+            c.recompute_y,
+        )
 
     def forward_targets_only(
         self, x: torch.Tensor, seq_offsets: torch.Tensor, candidates: CandidateRows, computation: str = "absorbed"

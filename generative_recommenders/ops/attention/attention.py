@@ -131,6 +131,19 @@ def make_call(
     )
 
 
+def make_row_call(
+    x, heads, d_qk, d_v, seq_offsets, max_seq_len, alpha, attn_norm, num_targets, causal, max_attn_len,
+    contextual_seq_len,
+) -> AttentionCall:  # fmt: skip
+    """Check and make the call of an attention whose q, k and v will be made from the rows of x [T, D]."""
+    q = x[:, :1, None].expand(-1, heads, d_qk)
+    v = x[:, :1, None].expand(-1, heads, d_v)
+    check_attention_inputs(q, q, v, seq_offsets, max_seq_len, num_targets, max_attn_len, contextual_seq_len)
+    return make_call(
+        x, seq_offsets, max_seq_len, alpha, attn_norm, num_targets, causal, max_attn_len, contextual_seq_len
+    )
+
+
 def check_attention_inputs(q, k, v, seq_offsets, max_seq_len, num_targets, max_attn_len, contextual_seq_len) -> None:
     """Raise ``ValueError`` naming the first argument that does not fit; reads values only of CPU tensors."""
     if q.dim() != 3 or q.shape != k.shape:

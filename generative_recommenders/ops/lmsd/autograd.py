@@ -137,10 +137,13 @@ def _save_forward(ctx, inputs, output):
     x, u, weight, bias, _, _, _, *ctx.config = inputs
     _, mean, rstd, mask = output
     ctx.mark_non_differentiable(mean, rstd, mask)
+    ctx.set_materialize_grads(False)  # else every backward would fill a zero gradient of the mask
     ctx.save_for_backward(x, u, weight, bias, mean, rstd, mask)
 
 
 def _differentiate_forward(ctx, dy, *_):
+    if dy is None:
+        return (None,) * 14
     *config, backend = ctx.config
     dweight_wanted = ctx.needs_input_grad[2]
     dx, du, dweight, dbias = _lmsd_backward(dy, *ctx.saved_tensors, *config, dweight_wanted, backend)

@@ -68,7 +68,7 @@ def _triton_backend() -> LmsdBackend:
 _CUDNN = LmsdBackend(cudnn.forward, cudnn.backward, needs_aligned_rows=True)
 
 
-def choose(
+def choose_name(
     requested: Backend | str | None,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -76,7 +76,7 @@ def choose(
     cfg: LmsdConfig,
     row_indices: torch.Tensor | None = None,
     seed: int | torch.Tensor = 0,
-) -> LmsdBackend:
+) -> Backend:
     """The backend that serves this call: argument, then environment, then the best that can.
 
     PYTORCH serves every call, so CUDNN, listed after it, is taken by name only.
@@ -88,7 +88,12 @@ def choose(
     }
     if x.device.type != "cuda":  # on a CPU Triton's interpreter is for debugging, so it must be asked for
         checks = {backend: checks[backend] for backend in (Backend.PYTORCH, Backend.TRITON, Backend.CUDNN)}
-    chosen = choose_backend("lmsd", requested, checks)
+    return choose_backend("lmsd", requested, checks)
+
+
+def choose(requested: Backend | str | None, *call, **options) -> LmsdBackend:
+    """The implementation of ``choose_name(requested, *call, **options)``."""
+    chosen = choose_name(requested, *call, **options)
     if chosen is Backend.TRITON:
         return _triton_backend()
     return _CUDNN if chosen is Backend.CUDNN else _PYTORCH

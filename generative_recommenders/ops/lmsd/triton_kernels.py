@@ -1,6 +1,6 @@
 """LMSD kernels. Bytes per element of a [N, D] input, bf16, all segments: forward 4 read + 6 written (+ 1 mask),
-backward 10 read + 4 written (+ 1 mask); about 25 floating-point operations each, so both are memory-bound as long as
-Philox (15 wide products per four columns and segment) hides behind the traffic.
+backward 10 read + 4 written (+ 1 mask, + 6 written if y is restored); about 25 floating-point operations each, so both
+are memory-bound as long as Philox (15 wide products per four columns and segment) hides behind the traffic.
 
 A *unit* is what one set of statistics covers: a row, or with GROUPS > 1 one row's block of WIDTH = D / GROUPS columns.
 Programs are persistent: each walks over blocks of UNITS units with the stride of the grid. Row strides come divided by
@@ -136,14 +136,27 @@ def _load_upstream(place, bits, bit, scale, ok, DROPOUT: tl.constexpr):
     return dy
 
 
+@triton.jit
+def _dropped(value, bits, bit, scale, DROPOUT: tl.constexpr):
+    """One segment of y by forward's decisions."""
+    if DROPOUT:
+        value = tl.where((bits & bit) != 0, value * scale, 0.0)
+    return value
+
+
 @triton.jit(do_not_specialize=RUNTIME)
 def lmsd_backward_kernel(
-    DY, X, U, W, B, MEAN, RSTD, MASK, DX, DU, DW, DB,
+    DY, X, U, W, B, MEAN, RSTD, MASK, DX, DU, DW, DB, DU_SUMS,
     total, y_stride, x_stride, u_stride, dx_stride, du_stride, mask_stride, scale,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr, UNITS: tl.constexpr, VECTOR: tl.constexpr,
     SILU: tl.constexpr, CONCAT_U: tl.constexpr, CONCAT_X: tl.constexpr, DROPOUT: tl.constexpr,
+    RESTORE_Y: tl.constexpr,
 ):  # fmt: skip
-    """dx, du, and float32 parts of dweight and dbias: per program and column, or with groups per unit."""
+    """dx, du, and float32 parts of dweight and dbias: per program and column, or with groups per unit.
+
+    DU_SUMS, if there (one group only): parts of du's column sums as well. RESTORE_Y: y, as forward made it, takes dy's
+    place; everything it needs is at hand here, the mask included.
+    """
     total = total.to(tl.int64)
     columns = tl.arange(0, BLOCK)[None, :]
     column_ok = columns < WIDTH
@@ -152,6 +165,7 @@ def lmsd_backward_kernel(
         b = _load_columns(B, WIDTH, BLOCK)
         dw = tl.zeros((UNITS, BLOCK), tl.float32)
         db = tl.zeros((UNITS, BLOCK), tl.float32)
+        du_sums = tl.zeros((UNITS, BLOCK), tl.float32)
     blocks = (total + UNITS - 1) // UNITS
     for block in tl.range(tl.program_id(0).to(tl.int64), blocks, tl.num_programs(0), num_stages=1):
         unit, row, first, unit_ok = _unit_places(block, total, UNITS, GROUPS, WIDTH)
@@ -176,7 +190,8 @@ def lmsd_backward_kernel(
             w = tl.load(W + first // WIDTH).to(tl.float32)
             b = tl.load(B + first // WIDTH).to(tl.float32)
         x_hat = (x - mean) * rstd
-        d_act = dz * (x_hat * w + b)
+        ell = x_hat * w + b
+        d_act = dz * ell
         if CONCAT_U:
             d_act += da
         if SILU:
@@ -186,6 +201,17 @@ def lmsd_backward_kernel(
         else:
             a = u
             du = d_act
+        if RESTORE_Y:
+            # No thread may overwrite what another has yet to read.
+            tl.debug_barrier()
+            place = DY + row * (y_stride.to(tl.int64) * VECTOR) + at
+            if CONCAT_U:
+                tl.store(place, _dropped(a, bits, 4, scale, DROPOUT).to(DY.dtype.element_ty), mask=ok)
+                place += GROUPS * WIDTH
+            if CONCAT_X:
+                tl.store(place, _dropped(x, bits, 2, scale, DROPOUT).to(DY.dtype.element_ty), mask=ok)
+                place += GROUPS * WIDTH
+            tl.store(place, _dropped(ell * a, bits, 1, scale, DROPOUT).to(DY.dtype.element_ty), mask=ok)
         tl.store(DU + row * (du_stride.to(tl.int64) * VECTOR) + at, du.to(DU.dtype.element_ty), mask=ok)
         d_ell = dz * a
         d_hat = d_ell * w
@@ -196,6 +222,8 @@ def lmsd_backward_kernel(
             dx += dx_cat
         tl.store(DX + row * (dx_stride.to(tl.int64) * VECTOR) + at, dx.to(DX.dtype.element_ty), mask=ok)
         if GROUPS == 1:
+            if DU_SUMS is not None:
+                du_sums += du
             db += d_ell
             if DW is not None:
                 dw += d_ell * x_hat
@@ -208,3 +236,5 @@ def lmsd_backward_kernel(
         tl.store(DB + part, tl.sum(db, 0), mask=tl.arange(0, BLOCK) < WIDTH)
         if DW is not None:
             tl.store(DW + part, tl.sum(dw, 0), mask=tl.arange(0, BLOCK) < WIDTH)
+        if DU_SUMS is not None:
+            tl.store(DU_SUMS + part, tl.sum(du_sums, 0), mask=tl.arange(0, BLOCK) < WIDTH)

@@ -73,7 +73,44 @@ def backward(
     config: LaunchConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """``(dx, du, dweight, dbias)``, into the caller's buffers where there are any."""
-    dx, du, dweight, dbias = owned
+    *_, dweight, dbias = owned
+    dy = contract.aligned(dy)
+    dx, du, dw, db, _ = _backward_parts(
+        dy, x, u, weight, bias, mean, rstd, mask, cfg, owned[:2], compute_dweight, config=config
+    )
+    return dx, du, _sum_parts(dw, weight, dweight) if compute_dweight else None, _sum_parts(db, bias, dbias)
+
+
+def backward_for_layer(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    u: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    mask: torch.Tensor | None,
+    cfg: LmsdConfig,
+    du: torch.Tensor,
+    restore_y: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``(dx, du's column sums, dweight, dbias)``, the last three float32, for a layer that owns its buffers.
+
+    du is written to the given buffer (a column block will do). With ``restore_y`` forward's y takes the place of dy,
+    which saves a layer that did not keep y a second forward pass. One group; rows as ``contract.why_unaligned`` wants.
+    """
+    dx, _, dw, db, du_sums = _backward_parts(
+        dy, x, u, weight, bias, mean, rstd, mask, cfg, (None, du), True, restore_y, sum_du=True
+    )
+    return dx, du_sums.sum(0), dw.sum(0), db.sum(0)
+
+
+def _backward_parts(
+    dy, x, u, weight, bias, mean, rstd, mask, cfg: LmsdConfig, owned, compute_dweight, restore_y=False, sum_du=False,
+    config: LaunchConfig | None = None,
+) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+    """``(dx, du)``, and float32 parts of dweight, dbias and du's column sums, the first and last only if wanted."""
+    dx, du = owned
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if dx is None else dx
     du = torch.empty(u.shape, dtype=u.dtype, device=u.device) if du is None else du
     total, shapes, config = _geometry(x, cfg, True, config)
@@ -81,18 +118,18 @@ def backward(
     parts = (programs, x.shape[1]) if cfg.num_groups == 1 else mean.shape
     db = torch.empty(parts, dtype=torch.float32, device=x.device)
     dw = torch.empty_like(db) if compute_dweight else None
+    du_sums = torch.empty_like(db) if sum_du else None
     if x.shape[0] > 0:
-        dy = contract.aligned(dy)
         mask = None if mask is None else mask.contiguous()
         lmsd_backward_kernel[(programs,)](
             dy, x, u, weight.contiguous(), bias.contiguous(), mean.contiguous(), rstd.contiguous(), mask,
-            dx, du, dw, db,
+            dx, du, dw, db, du_sums,
             total, dy.stride(0) // config.vector, x.stride(0) // config.vector, u.stride(0) // config.vector,
             dx.stride(0) // config.vector, du.stride(0) // config.vector,
             0 if mask is None else mask.stride(0) // config.vector, 1.0 / (1.0 - cfg.dropout_ratio),
-            **shapes, **config.options(),
+            RESTORE_Y=restore_y, **shapes, **config.options(),
         )  # fmt: skip
-    return dx, du, _sum_parts(dw, weight, dweight) if compute_dweight else None, _sum_parts(db, bias, dbias)
+    return dx, du, dw, db, du_sums
 
 
 def _geometry(x: torch.Tensor, cfg: LmsdConfig, backward: bool, config: LaunchConfig | None):

@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from generative_recommenders.ops.attention import configs, triton_bwd, triton_fwd, triton_layer_norm
+from generative_recommenders.ops.attention import configs, triton_bwd, triton_column_sums, triton_fwd, triton_layer_norm
 
 SHARED_LIMIT = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -32,7 +32,7 @@ FLAGS = {
     "all masks": dict(HAS_TARGETS=True, CAUSAL=True, HAS_WINDOW=True, HAS_CONTEXT=True),
     "both ways": dict(HAS_TARGETS=False, CAUSAL=False, HAS_WINDOW=False, HAS_CONTEXT=False),
 }
-ROW_TENSORS = ("Q", "K", "V", "Out", "DOut", "DQ", "DK", "DV_")
+ROW_TENSORS = ("Q", "K", "V", "Out", "DOut", "DQ", "DK", "DV", "DV_")
 
 
 def attention_source(kernel: str, arch: int, d_qk: int, d_v: int, dtype: torch.dtype, flags: dict, norm_tensor: bool):
@@ -49,8 +49,10 @@ def attention_source(kernel: str, arch: int, d_qk: int, d_v: int, dtype: torch.d
         FAST=dtype != torch.float32,
         PRECISION="ieee",
         STAGES=config.num_stages,
+        HAS_SUMS=True,
         **flags,
     )
+    constants = {name: value for name, value in constants.items() if name in KERNELS[kernel].arg_names}
     return _source(KERNELS[kernel], constants, TYPES[dtype], norm_tensor), config
 
 
@@ -60,7 +62,7 @@ def _source(fn, constants: dict, kind: str, norm_tensor: bool = False) -> ASTSou
         if name in constants:
             signature[name] = "constexpr"
             continue
-        if name in ROW_TENSORS or name in ("X", "N", "DN", "Residual", "DX", "Source", "Target"):
+        if name in ROW_TENSORS or name in ("X", "N", "Copy", "DN", "Residual", "DX", "Source"):
             signature[name] = f"*{kind}"
         elif name in ("Offsets", "Targets"):
             signature[name] = "*i64"
@@ -79,9 +81,17 @@ def _source(fn, constants: dict, kind: str, norm_tensor: bool = False) -> ASTSou
 
 
 def layer_norm_sources(kind: str):
-    for fn in triton_layer_norm.KERNELS:
-        constants = {name: value for name, value in triton_layer_norm.COMPILE_CONSTANTS.items() if name in fn.arg_names}
-        yield fn.__name__, _source(fn, constants, kind)
+    """The LayerNorm and column-sum kernels at 512 columns, with their launch options."""
+    launch = triton_layer_norm.backward_launch(512)
+    forward = dict(D=512, BD=512, ROWS=8, HAS_COPY=True)
+    backward = dict(D=512, BD=512, ROWS=launch.rows, HAS_RESIDUAL=True)
+    kernels = (
+        (triton_layer_norm.layer_norm_forward, forward, dict(num_warps=4)),
+        (triton_layer_norm.layer_norm_backward, backward, launch.options()),
+        (triton_column_sums.column_sums, dict(ROWS=8, BC=512), dict(num_warps=4)),
+    )
+    for fn, constants, options in kernels:
+        yield fn.__name__, _source(fn, constants, kind), options
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
@@ -118,21 +128,27 @@ def hopper_sources(few: bool):
         (triton_hopper_bwd.hopper_backward_kv, hopper_launch.KV_DEPTH),
         (triton_hopper_bwd.hopper_backward_q, hopper_launch.Q_DEPTH),
     )
-    for width, kind, has_targets in ((128, "bf16", True),) if few else HOPPER_CASES:
+    for width, kind, has_targets, has_sums in ((128, "bf16", True, True),) if few else HOPPER_CASES:
         element = gl.bfloat16 if kind == "bf16" else gl.float16
         layout = gl.NVMMASharedLayout.get_default_for([64, width], element)
         for fn, depth in kernels:
-            flags = dict(D=width, NORM_IS_TENSOR=False, HAS_TARGETS=has_targets, **options, **depth)
+            flags = dict(D=width, NORM_IS_TENSOR=False, HAS_TARGETS=has_targets, HAS_SUMS=has_sums, **options, **depth)
             constants = {name: value for name, value in flags.items() if name in fn.arg_names}
             plain = _source(fn, constants, kind)
             for name in fn.arg_names:
                 if name.endswith("_desc"):
                     plain.signature[name] = f"tensordesc<{kind}[64, {width}],{layout!r}>"
             source = GluonASTSource(fn, plain.signature, plain.constants, plain.attrs)
-            yield f"{fn.__name__} {width} {kind} {'targets' if has_targets else 'causal'}", source
+            label = f"{'targets' if has_targets else 'causal'}{' sums' if has_sums else ''}"
+            yield f"{fn.__name__} {width} {kind} {label}", source
 
 
-HOPPER_CASES = ((128, "bf16", True), (128, "fp16", False), (64, "bf16", True))
+HOPPER_CASES = (
+    (128, "bf16", True, True),
+    (128, "bf16", True, False),
+    (128, "fp16", False, True),
+    (64, "bf16", True, True),
+)
 STRIDES = dict(stride=2048, head=128)
 
 
@@ -156,8 +172,8 @@ def main(arguments: list[str]) -> int:
             source, config = attention_source(kernel, arch, d_qk, d_v, dtype, FLAGS[flags], norm_tensor)
             label = f"{kernel} {d_qk}/{d_v} {TYPES[dtype]} {flags}"
             good &= compile_one(label, source, arch, num_warps=config.num_warps, num_stages=config.num_stages)
-        for name, source in layer_norm_sources("bf16"):
-            good &= compile_one(name, source, arch, num_warps=4)
+        for name, source, options in layer_norm_sources("bf16"):
+            good &= compile_one(name, source, arch, **options)
         for name, source in hopper_sources(few) if arch == 90 else ():
             good &= compile_one(name, source, arch, num_warps=4)
     return 0 if good else 1

@@ -121,7 +121,7 @@ def visible(length: int, candidates: int, mask: Mask) -> torch.Tensor:
 def attention_by_rows(case: Case, alpha: float, norm: float) -> torch.Tensor:
     """float64 attention, sequence by sequence and head by head, differentiable in the case's q, k, v."""
     q, k, v = (t.double() for t in (case.q, case.k, case.v))
-    outputs = []
+    outputs = [case.v.double()[:0]]
     bounds = case.offsets.tolist()
     for index, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
         candidates = 0 if case.num_targets is None else int(case.num_targets[index])

@@ -71,6 +71,38 @@ def test_tile_shapes_change_nothing(mask, block_m, block_n):
         assert_close(run(case, 0.3, 13.0), oracle(case, 0.3, 13.0), TOLERANCE[torch.float32])
 
 
+def gradients_and_sums(case):
+    """Explicit backward: (dq, dk, dv) and their sums over rows."""
+    call = make_call(
+        case.q, case.offsets, case.longest, 0.3, 13.0, case.num_targets, case.mask.causal, case.mask.window,
+        case.mask.context,
+    )  # fmt: skip
+    rows = [t.detach() for t in (case.q, case.k, case.v)]
+    gradients = [torch.full_like(t, float("nan")) for t in rows]
+    return gradients, kernels.backward_with_sums(case.dout, *rows, *gradients, call)
+
+
+def check_sums(case, tolerance):
+    """Column sums beside the gradients are those gradients' own; asking for them changes no bit, nor does a repeat."""
+    gradients, sums = gradients_and_sums(case)
+    for name, gradient, got in zip(NAMES[1:], gradients, sums, strict=True):
+        assert got.dtype == torch.float32 and error(got, gradient.double().sum(0).flatten()) < tolerance, name
+    again, same_sums = gradients_and_sums(case)
+    with kernels.sums_in_kernels(False):
+        without, outside = gradients_and_sums(case)
+    for a, b, c in zip(gradients, again, without, strict=True):
+        assert torch.equal(a, b) and torch.equal(a, c)
+    for a, b, c in zip(sums, same_sums, outside, strict=True):
+        assert torch.equal(a, b) and error(a, c) < tolerance
+
+
+@pytest.mark.parametrize("lengths", [[15, 17, 1, 0, 48], [1] * 7, [0, 0, 33, 0, 64], []], ids=str)
+@pytest.mark.parametrize("block_m, block_n", [(16, 32), (32, 16)])
+def test_column_sums(lengths, block_m, block_n):
+    with all_forced(configs.LaunchConfig(block_m, block_n, 4, 1)):
+        check_sums(make_case(lengths, 2, 16, 24, torch.float32, MASKS[2], seed=4), 1e-5)
+
+
 def test_norm_may_be_a_tensor():
     case = make_case([9, 20], 1, 16, 16, torch.float32, MASKS[1])
     assert_close(run(case, 0.3, torch.tensor(13.0)), oracle(case, 0.3, 13.0), TOLERANCE[torch.float32])

@@ -35,9 +35,11 @@ def compile_one(kernel, dtype, columns, groups, dropout, tensors, architecture):
         constants |= dict(ROWS=None, SEED=None)
     if not dropout:
         constants |= dict(MASK=None)
+    if backward:  # with one group also what a whole layer asks for
+        constants |= dict(RESTORE_Y=True) if groups == 1 else dict(RESTORE_Y=False, DU_SUMS=None)
     types = {name: "i32" for name in INTEGERS} | {name: "fp32" for name in ("scale", "keep", "eps")}
     types |= {name: f"*{dtype}" for name in ("X", "U", "W", "B", "Y", "DY", "DX", "DU")}
-    types |= {name: "*fp32" for name in ("MEAN", "RSTD", "DW", "DB")}
+    types |= {name: "*fp32" for name in ("MEAN", "RSTD", "DW", "DB", "DU_SUMS")}
     types |= {"MASK": "*i8" if backward else "*i32", "ROWS": "*i64", "SEED": "*i64"}
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else types[name] for name in names}
