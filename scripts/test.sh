@@ -6,4 +6,4 @@ source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 
 cd "$REPO"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-exec "$PYTHON" -m pytest -q -n "${HSTU_TEST_WORKERS:-2}" "$@"
+exec "$PYTHON" -m pytest -n "${HSTU_TEST_WORKERS:-2}" "$@"
