@@ -1,7 +1,7 @@
 """HSTU attention: jagged, target-aware, pointwise SiLU attention with gradients.
 
-``hstu_mha`` is the differentiable op, ``hstu_mha_forward`` / ``hstu_mha_backward`` the explicit pair that writes into
-caller-owned (strided) buffers, ``hstu_preprocess_attention`` the fused front of an STU layer.
+``hstu_mha`` is the differentiable op, ``hstu_preprocess_attention`` the fused front of an STU layer, ``kernels`` the
+explicit forward and backward that write into caller-owned (strided) buffers.
 """
 
 from generative_recommenders.ops.attention.attention import hstu_mha

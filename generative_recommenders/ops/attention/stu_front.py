@@ -1,7 +1,7 @@
 """The front of an STU layer: LayerNorm, the fused UVQK projection and attention as one differentiable function.
 
-With both recompute options on, the Triton backend keeps x alone: the backward normalises and projects again (V, Q and K
-only). Where the rest of the layer can be fused too, ``ops.stu`` serves the whole of it.
+With both recompute options on, the Triton backend keeps x and its statistics: the backward normalises and projects
+again (V, Q and K only). Where the rest of the layer can be fused too, ``ops.stu`` serves the whole of it.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import torch
 
 from generative_recommenders.ops.attention import configs, hstu_mha, kernels, tune
 from generative_recommenders.ops.attention.attention import make_call
+from generative_recommenders.ops.attention.triton_column_sums import tile_sums
 from tests.ops.attention.oracle import MASKS, Mask, attention_by_rows, make_case, sees, visible
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3}
@@ -94,6 +95,23 @@ def check_sums(case, tolerance):
         assert torch.equal(a, b) and torch.equal(a, c)
     for a, b, c in zip(sums, same_sums, outside, strict=True):
         assert torch.equal(a, b) and error(a, c) < tolerance
+
+
+@pytest.mark.parametrize("tile_rows, parts", [(32, 1), (128, 2)])  # as plain kernels and as Hopper's divide tiles
+def test_no_two_tiles_share_a_slot_of_sums(tile_rows, parts):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(30):
+        lengths = torch.randint(0, 300, (20,), generator=generator).tolist() + [1, 0, 64, 128, 63, 65]
+        offsets = torch.tensor([0, *lengths]).cumsum(0)
+        call = make_call(torch.empty(0), offsets, 300, 1.0, 1.0, None, True, 0, 0)
+        part = tile_rows // parts
+        slots = [
+            (int(offsets[s]) + row // tile_rows * tile_rows) // part + s + row % tile_rows // part
+            for s, length in enumerate(lengths)
+            for row in range(0, length, part)
+        ]
+        assert len(set(slots)) == len(slots)
+        assert max(slots) < tile_sums(sum(lengths), part, call, 1, torch.device("cpu")).shape[0]
 
 
 @pytest.mark.parametrize("lengths", [[15, 17, 1, 0, 48], [1] * 7, [0, 0, 33, 0, 64], []], ids=str)
