@@ -24,6 +24,7 @@ from torchrec import KeyedJaggedTensor
 from benchmarks.common import device_name, record, write_records
 from generative_recommenders.modules.dlrm_hstu import DlrmHSTU, DlrmHSTUConfig
 from generative_recommenders.modules.table_init import fill_table_rows_
+from generative_recommenders.ops.candidate_attention import TargetSummary
 from generative_recommenders.train import distributed, sharding
 from generative_recommenders.train.config import OptimizerConfig, ShardingConfig
 from generative_recommenders.train.optimizers import Optimizers, fuse_sparse_optimizer
@@ -109,7 +110,8 @@ class Step:
 
     def __call__(self, uih: KeyedJaggedTensor, candidates: KeyedJaggedTensor, max_seq_len: int) -> torch.Tensor:
         self.optimizers.start_step(self.number)
-        output = self.model(uih, candidates, max_seq_len)
+        counts = TargetSummary(candidates.stride(), candidates.stride(), 1, 1)  # as the trainer knows them on the host
+        output = self.model(uih, candidates, max_seq_len, counts)
         output.loss.backward()
         self.optimizers.finish_step()
         self.number += 1

@@ -160,7 +160,7 @@ class ShardingConfig(Section):
     wire_precision: str = option("float32", "of the embedding all-to-all", choices=("float32", "float16", "bfloat16"))
     dedup_indices: bool = option(False, "look up each id of a batch once per rank")
     hbm_cap_gb: float = option(
-        0.0, "memory per device that the planner may fill; 0: its own estimate", low=0.0, environment="HSTU_HBM_CAP_GB"
+        0.0, "memory per device that the planner may fill; 0: all of a GPU", low=0.0, environment="HSTU_HBM_CAP_GB"
     )
 
     def check(self) -> None:

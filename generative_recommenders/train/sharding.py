@@ -107,7 +107,7 @@ def make_plan(model: nn.Module, config: ShardingConfig, world: World, sharders: 
         )
         for name in tables
     }
-    cap = int(config.hbm_cap_gb * 2**30) or None
+    cap = int(config.hbm_cap_gb * 2**30) or _device_memory(world.device)
     on_gpu = world.device.type == "cuda"
     topology = Topology(
         world_size=world.size,
@@ -127,6 +127,11 @@ def make_plan(model: nn.Module, config: ShardingConfig, world: World, sharders: 
             f"the tables do not fit {world.size} x {world.device.type}: {reason}; add devices, raise "
             "sharding.hbm_cap_gb, or hash large tables down with model.table_rows_limit"
         ) from None
+
+
+def _device_memory(device: torch.device) -> int | None:
+    """Bytes of a GPU's memory: the planner's own figure is a small constant. ``None`` leaves a CPU to the planner."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
 
 
 @torch.no_grad()
