@@ -321,8 +321,8 @@ def test_stack_runs_the_other_layers_in_full():
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
 
 
-def train(toy, steps, batches, **changes):
-    model = toy.model(**changes)
+def train(toy, steps, batches, device="cpu", **changes):
+    model = toy.model(**changes).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     torch.manual_seed(9)
     losses = []
@@ -350,3 +350,20 @@ def test_config_is_not_read_from_the_environment(monkeypatch, toy):
     monkeypatch.setenv("TRITON_HSTU_LAST_LAYER_TARGETS_ONLY", "1")
     assert not toy.model().transducer.targets_only.enabled
     assert {f.name for f in dataclasses.fields(LastLayerDecision)} == {"engaged", "reason", "computation"}
+
+
+@pytest.mark.gpu
+def test_bf16_training_curves_agree_on_a_gpu(toy):
+    """200 steps: the targets-only curve strays from fp32 no further than twice what the full bf16 layer does."""
+    sizes = dict(hstu_embedding_dim=64, hstu_attn_qk_dim=32, hstu_attn_linear_dim=32, backend=None)
+    changes = dict(output_dropout_ratio=0.1, input_dropout_ratio=0.1, **sizes)
+    batches = [[f.to("cuda") for f in toy.batch(toy.samples([3, 12, 30, 7], seed=seed))] for seed in range(5)]
+    curves = {
+        (precision, on): train(toy, 200, batches, "cuda", autocast=precision, last_layer_targets_only=on, **changes)
+        for precision, on in (("float32", False), ("bfloat16", False), ("bfloat16", True))
+    }
+    exact, full, gated = curves.values()
+    assert gated[-5:].mean() < gated[:5].mean()
+    noise = (full - exact).abs().max()
+    print(f"bf16 noise {noise:.2e}, targets-only against full {(gated - full).abs().max():.2e}")
+    assert (gated - exact).abs().max() <= 2 * noise
