@@ -11,6 +11,7 @@ backward, clipping and Adam. Batches are random and already on the device; every
 from __future__ import annotations
 
 import argparse
+import gc
 import pathlib
 import statistics
 import sys
@@ -42,15 +43,15 @@ CONTEXT_TABLES = {
 }
 # Variant → options of the model's configuration. The last layer for candidate rows only is what the trainer runs.
 VARIANTS = {
-    "full": {"last_layer_targets_only": False},
     "targets_only": {"last_layer_targets_only": True},
     "targets_only norecompute": {
-        "recompute_last_layer": True,
         "last_layer_targets_only": True,
+        "recompute_last_layer": True,
         "recompute_normed_x": False,
         "recompute_uvqk": False,
         "recompute_y": False,
     },
+    "full": {"last_layer_targets_only": False},
 }
 
 
@@ -147,6 +148,30 @@ def profile(step: Step, batch: tuple, rows: int) -> str:
     return profiler.key_averages().table(sort_by="cuda_time_total", row_limit=45, max_name_column_width=90)
 
 
+def run_variant(variant, batches, table_rows, world, shape, arguments) -> str:
+    """Measure one variant, write its record and return its line of the table."""
+    step = Step(VARIANTS[variant], table_rows, world)
+    result = measure(step, batches, arguments.rows, arguments.steps)
+    rate = arguments.batch / result["ms"] * 1e3
+    fields = {"ms": result["ms"], "peak_gib": result["peak_gib"], "table_rows_cap": arguments.table_rows}
+    found = record(
+        "train_step/ours",
+        f"{shape},{variant}",
+        rate,
+        "samples/s",
+        repeats=arguments.steps,
+        spread=result["spread"],
+        **fields,
+    )
+    write_records("train_step", [found])
+    if arguments.profile and variant == arguments.variants[0]:
+        print(profile(step, batches[0], arguments.rows))
+    return (
+        f"{variant:26s} {result['ms']:8.1f} ms {rate:8.0f} samples/s  peak {result['peak_gib']:6.1f} GiB  "
+        f"loss {result['loss']:.4f}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=1024)
@@ -154,7 +179,7 @@ def main() -> None:
     parser.add_argument("--table-rows", type=int, default=1_000_000, help="cap on the rows of each table")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
-    parser.add_argument("--profile", action="store_true", help="print the kernels of one step of the last variant")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of one step of the first variant")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("error: no GPU is visible: this benchmark measures a GPU training step")
@@ -162,33 +187,14 @@ def main() -> None:
     table_rows = {n: min(r, arguments.table_rows) for n, r in {**CONTEXT_TABLES, **ITEM_TABLES}.items()}
     batches = [random_batch(arguments.batch, arguments.rows, table_rows) for _ in range(2)]
     shape = f"B={arguments.batch},S={arguments.rows} uniform,H=4,d=128,D=512,layers=3,bf16"
-    records, lines = [], []
+    lines = []
     for variant in arguments.variants:
-        step = Step(VARIANTS[variant], table_rows, world)
-        result = measure(step, batches, arguments.rows, arguments.steps)
-        rate = arguments.batch / result["ms"] * 1e3
-        records.append(
-            record(
-                "train_step/ours",
-                f"{shape},{variant}",
-                rate,
-                "samples/s",
-                repeats=arguments.steps,
-                spread=result["spread"],
-                ms=result["ms"],
-                peak_gib=result["peak_gib"],
-                table_rows_cap=arguments.table_rows,
-            )
-        )
-        lines.append(
-            f"{variant:26s} {result['ms']:8.1f} ms {rate:8.0f} samples/s  peak {result['peak_gib']:6.1f} GiB  "
-            f"loss {result['loss']:.4f}"
-        )
-        if arguments.profile and variant == arguments.variants[-1]:
-            print(profile(step, batches[0], arguments.rows))
-        del step
+        try:
+            lines.append(run_variant(variant, batches, table_rows, world, shape, arguments))
+        except torch.OutOfMemoryError as exc:
+            lines.append(f"{variant:26s} does not fit: {str(exc).splitlines()[0]}")
+        gc.collect()
         torch.cuda.empty_cache()
-    write_records("train_step", records)
     print(device_name(), shape)
     print("\n".join(lines))
     distributed.leave(world)
