@@ -13,6 +13,7 @@ import numpy as np
 from generative_recommenders.data.cache import EventCache
 from generative_recommenders.data.synthetic.generate import TRUTH, generate
 from generative_recommenders.data.synthetic.spec import SyntheticSpec, yambda_like
+from generative_recommenders.errors import UserError
 
 if TYPE_CHECKING:
     from generative_recommenders.data.dataset import RankingDataset
@@ -100,5 +101,9 @@ def _generated_cache(folder: pathlib.Path, spec: SyntheticSpec, min_history: int
             generate(folder, spec, size=_SIZE)
             (folder / "generated").touch()
         cache = cache_folder(folder, _SIZE)
-        prepare(yambda_source(folder, _SIZE), cache, min_history=min_history)
+        source = yambda_source(folder, _SIZE)
+        try:
+            prepare(source, cache, min_history=min_history)
+        except UserError:  # made by another version or at another path: the folder is our own, so replace it
+            prepare(source, cache, min_history=min_history, overwrite=True)
         return EventCache.open(cache)
