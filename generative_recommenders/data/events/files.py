@@ -6,11 +6,13 @@ docs/bring_your_own_events.md has the schema and a worked example.
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 
 import duckdb
 
+from generative_recommenders.data.crosses import is_cross
 from generative_recommenders.data.prepare.engine import name
 from generative_recommenders.data.prepare.source import (
     INTEGER_TYPES,
@@ -23,11 +25,20 @@ from generative_recommenders.data.prepare.source import (
     require_column,
     time_checks,
 )
-from generative_recommenders.data.schema import LISTEN_PLUS, SKIP
+from generative_recommenders.data.schema import (
+    ACTION_TIMESTAMP,
+    ACTION_WEIGHT,
+    CANDIDATE_ACTION_WEIGHT,
+    LISTEN_PLUS,
+    QUERY_TIME,
+    SKIP,
+)
 from generative_recommenders.errors import UserError
 
 ID_TYPES = (*INTEGER_TYPES, "VARCHAR")
 NUMBER_TYPES = (*INTEGER_TYPES, "DOUBLE", "FLOAT", "DECIMAL")
+#: Names of a batch that no attribute and no context column can have; ``id`` would be the candidate's item_candidate_id.
+TAKEN = ("uid", "item_id", "id", ACTION_WEIGHT, ACTION_TIMESTAMP, QUERY_TIME, CANDIDATE_ACTION_WEIGHT)
 ROLES = ("user", "item", "time", "action", "label", "organic")
 
 
@@ -52,6 +63,8 @@ class EventColumns:
             raise UserError("the outcome needs one column: name either the action or the label column, not both")
         if self.positive_at is not None and self.label is None:
             raise UserError(f"positive_at {self.positive_at} needs a label column to compare with")
+        if self.positive_at is not None and not math.isfinite(self.positive_at):
+            raise UserError(f"positive_at {self.positive_at}: expected a finite number")
 
 
 def events_source(
@@ -68,6 +81,7 @@ def events_source(
     ``item_column``: the item's id in the item file, by default as in the events. Raises ``UserError`` for missing
     files, missing columns and wrong types.
     """
+    _check_names(columns, attributes, context)
     files = find_files(pathlib.Path(events), "events")
     what = f"events {files[0]}"
     connection = duckdb.connect()
@@ -102,6 +116,19 @@ def events_source(
     )
 
 
+def _check_names(columns: EventColumns, attributes: Sequence[str], context: Sequence[str]) -> None:
+    """Names of features: not taken, different, no cross's name, fit for a file name, and no outcome among them."""
+    for column in (*attributes, *context):
+        if column in TAKEN or is_cross(column) or "/" in column or [*attributes, *context].count(column) > 1:
+            raise UserError(
+                f"feature name {column!r} is not possible: rename the column (names must differ, hold no '/' and no "
+                f"'_x_', and not be one of {', '.join(TAKEN)})"
+            )
+    for column in context:
+        if column in (columns.action, columns.label):
+            raise UserError(f"context column {column!r} is the outcome itself: leave it out, a sample must not know it")
+
+
 def _id_and_time_checks(
     types: Mapping[str, str], columns: EventColumns, context: Sequence[str], what: str
 ) -> list[Check]:
@@ -126,11 +153,14 @@ def _bits(types: Mapping[str, str], columns: EventColumns, what: str) -> tuple[s
         message = f"{what}: column {columns.action!r} holds the action {{value}}, expected 0, 1, 2 or 4"
         return action, [Check(f"{action} IS NULL OR {action} NOT IN (0, 1, 2, 4)", action, message)]
     label, checks = name(columns.label), []
+    allowed = NUMBER_TYPES if columns.positive_at is not None else (*NUMBER_TYPES, "BOOLEAN")
+    if require_column(types, columns.label, allowed, what) in ("DOUBLE", "FLOAT"):
+        # As text: parquet's statistics leave nan out, and the engine trusts them when it compares numbers.
+        message = f"{what}: column {columns.label!r} holds the label {{value}}: leave it empty where there is none"
+        checks.append(Check(f"contains({label}::VARCHAR, 'nan')", label, message))
     if columns.positive_at is not None:
-        require_column(types, columns.label, NUMBER_TYPES, what)
-        positive = f"{label} >= {columns.positive_at!r}"
+        positive = f"{label} >= {float(columns.positive_at)!r}"
     else:
-        require_column(types, columns.label, (*NUMBER_TYPES, "BOOLEAN"), what)
         positive = f"{label}::DOUBLE = 1"
         message = f"{what}: column {columns.label!r} holds the label {{value}}, expected 0 or 1 (a rating? positive_at)"
         checks.append(Check(f"{label}::DOUBLE NOT IN (0, 1)", f"{label}::DOUBLE", message))
@@ -141,9 +171,10 @@ def _organic(types: Mapping[str, str], columns: EventColumns, what: str) -> tupl
     if columns.organic is None:
         return "1", []
     require_column(types, columns.organic, (*INTEGER_TYPES, "BOOLEAN"), what)
-    value = f"{name(columns.organic)}::INTEGER"
+    raw = name(columns.organic)
     message = f"{what}: column {columns.organic!r} holds {{value}}, expected 0 or 1"
-    return f"coalesce({value}, 0)", [Check(f"{value} NOT IN (0, 1)", value, message)]
+    checks = [Check(f"{raw} NOT IN (0, 1)", raw, message)] if types[columns.organic] != "BOOLEAN" else []
+    return f"coalesce({raw}::INTEGER, 0)", checks
 
 
 def _attribute_files(

@@ -75,7 +75,7 @@ def _raise_first(
         if bad:
             query = f"SELECT min({check.value}) FROM {table} WHERE {check.bad}"
             value = connection.execute(query).fetchall()[0][0]
-            raise UserError(check.message.format(value=value) + f" ({bad:,} of {rows:,} rows)")
+            raise UserError(check.text(value) + f" ({bad:,} of {rows:,} rows)")
 
 
 def _dictionary(connection: duckdb.DuckDBPyConnection, source: Source, table: str, expression: str) -> None:

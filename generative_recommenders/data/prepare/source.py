@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import pathlib
 from collections.abc import Mapping, Sequence
 
@@ -13,6 +14,7 @@ from generative_recommenders.errors import UserError
 
 INTEGER_TYPES = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT")
 LARGEST_ID = 2**32 - 1
+SUFFIXES = (".parquet", ".csv", ".tsv")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +24,10 @@ class Check:
     bad: str
     value: str
     message: str
+
+    def text(self, value: object) -> str:
+        """The message about a value. Paths and column names in it may hold braces of their own."""
+        return self.message.replace("{value!r}", repr(value)).replace("{value}", str(value))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,11 +86,14 @@ class Source:
 def relation(files: Sequence[pathlib.Path], types: Mapping[str, str] | None = None) -> str:
     """SQL table expression over parquet or CSV files.
 
-    CSV types are found by reading all of the files, not a sample; once known they are given as ``types``.
+    CSV types are found by reading all of the files, not a sample; once known they are given as ``types``. The quote is
+    given too: a sample of rows need not have any. Paths are taken as they are: neither are ``*`` and ``[`` patterns nor
+    folders named ``column=value`` columns.
     """
-    listed = "[" + ", ".join(quoted(file) for file in files) + "]"
+    listed = "[" + ", ".join(quoted(glob.escape(str(file))) for file in files) + "], hive_partitioning=false"
     if files[0].suffix == ".parquet":
         return f"read_parquet({listed})"
+    listed += ", quote='\"', escape='\"'"
     if types is None:
         return f"read_csv({listed}, sample_size=-1)"
     given = ", ".join(f"{quoted(column)}: {quoted(kind)}" for column, kind in types.items())
@@ -92,16 +101,19 @@ def relation(files: Sequence[pathlib.Path], types: Mapping[str, str] | None = No
 
 
 def find_files(path: pathlib.Path, what: str) -> list[pathlib.Path]:
-    """The file itself, or the parquet files (else the CSV files) of a folder, in name order."""
+    """The file itself, or the parquet files or CSV files of a folder, in name order; absolute paths."""
+    path = path.absolute()
     if not path.exists():
         raise UserError(f"{what} {path} does not exist: correct the path")
     files = [path]
     if path.is_dir():
-        files = sorted(path.glob("*.parquet")) or sorted(path.glob("*.csv"))
+        files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
         if not files:
             raise UserError(f"{what} folder {path} holds no .parquet and no .csv file")
+        if len({file.suffix == ".parquet" for file in files}) == 2:
+            raise UserError(f"{what} folder {path} holds both .parquet and .csv files: leave only one kind in it")
     for file in files:
-        if file.suffix not in (".parquet", ".csv", ".tsv"):
+        if file.suffix not in SUFFIXES or not file.is_file():
             raise UserError(f"{what} {file}: expected a .parquet, .csv or .tsv file")
         if file.stat().st_size == 0:
             raise UserError(f"{what} {file} is empty (0 bytes): fetch or write it again")
@@ -126,10 +138,10 @@ def column_types(connection: duckdb.DuckDBPyConnection, files: Sequence[pathlib.
 
 
 def require_column(types: Mapping[str, str], column: str, allowed: Sequence[str], what: str) -> str:
-    """The column's SQL type; ``UserError`` if it is missing or of a type outside ``allowed`` (prefixes)."""
+    """The column's SQL type; ``UserError`` if it is missing or of a type outside ``allowed`` (prefixes, no lists)."""
     if column not in types:
         raise UserError(f"{what} has no column {column!r}: its columns are {', '.join(types)}")
-    if not any(types[column].startswith(prefix) for prefix in allowed):
+    if types[column].endswith("]") or not any(types[column].startswith(prefix) for prefix in allowed):
         raise UserError(f"{what}: column {column!r} has type {types[column]}, expected {_spoken(allowed)}")
     return types[column]
 
@@ -148,7 +160,7 @@ def id_checks(column: str, type_: str, what: str, null_allowed: bool = False) ->
 def time_checks(column: str, expression: str, what: str) -> list[Check]:
     """A time must be present and lie within 0 … 2³²-1 seconds."""
     return [
-        Check(f"{name(column)} IS NULL", "'null'", f"{what}: column {column!r} holds a null time"),
+        Check(f"({expression}) IS NULL", "'null'", f"{what}: column {column!r} holds a null or infinite time"),
         Check(
             f"{expression} < 0 OR {expression} > {LARGEST_ID}",
             f"{expression}",

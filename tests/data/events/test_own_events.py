@@ -174,3 +174,79 @@ def test_worked_example_of_the_documentation(tmp_path):
     first = next(number for number, block in enumerate(blocks) if block.startswith("from "))
     python = "\n".join([*blocks[first:], "assert batch.batch_size == 32"])
     subprocess.run([sys.executable, "-c", python], cwd=tmp_path, env=environment, check=True)
+
+
+@pytest.mark.parametrize("context", [["uid"], ["item_id"], ["id"], ["action_weight"], ["a_x_b"], ["p/q"], ["a", "a"]])
+def test_names_that_cannot_be_features_are_refused(context):
+    with pytest.raises(UserError, match="is not possible: rename the column"):
+        events_source("log.csv", EventColumns(action="action"), context=context)
+    with pytest.raises(UserError, match="is not possible: rename the column"):
+        events_source("log.csv", EventColumns(action="action"), items="items.csv", attributes=context)
+
+
+def test_the_outcome_is_no_context():
+    with pytest.raises(UserError, match="'bought' is the outcome itself"):
+        events_source("log.csv", EventColumns(label="bought"), context=["bought"])
+
+
+@pytest.mark.parametrize(
+    ("change", "columns", "word"),
+    [
+        (dict(label=float("nan")), dict(label="label", positive_at=4), "label nan"),
+        (dict(label=float("nan")), dict(label="label"), "label nan"),
+        (dict(user=[1]), dict(action="action"), r"BIGINT\[\], expected whole numbers or text"),
+        (dict(time=datetime.datetime(9999, 1, 1)), dict(action="action"), "holds the time"),
+        (dict(organic=2**40), dict(action="action", organic="organic"), f"'organic' holds {2**40}"),
+    ],
+)
+def test_values_that_slip_through_comparisons(tmp_path, change, columns, word):
+    table = frame().with_columns(**{name: pl.lit(value) for name, value in change.items()})
+    if "label" in change:  # statistics of a parquet file leave nan out
+        table = table.with_columns(label=pl.when(pl.int_range(pl.len()) == 3).then(pl.col("label")).otherwise(1.0))
+    with pytest.raises(UserError, match=word):
+        prepared(tmp_path, table, EventColumns(**columns))
+
+
+def test_positive_at_is_finite():
+    with pytest.raises(UserError, match="positive_at nan"):
+        EventColumns(label="label", positive_at=float("nan"))
+
+
+@pytest.mark.parametrize("folder", ["user=77", "a[1]", "{user}", "st*r"])
+def test_paths_are_no_patterns_and_no_columns(tmp_path, folder):
+    (tmp_path / folder).mkdir()
+    (tmp_path / "star").mkdir()
+    frame(seed=1).write_parquet(tmp_path / "star" / "cache.parquet")
+    cache = prepared(tmp_path / folder, frame(), EventColumns(action="action"))
+    assert cache.num_events == 400 and cache.user_ids.tolist() == sorted(frame()["user"].unique())
+    with pytest.raises(UserError, match="holds -1, outside"):
+        prepared(tmp_path / folder, frame().with_columns(user=-1), EventColumns(action="action"), name="bad")
+
+
+def test_quotes_may_come_late_in_a_csv(tmp_path):
+    plain = "".join(f"u{n % 7},x,{n},1\n" for n in range(25_000))
+    (tmp_path / "log.csv").write_text(f'user,item,time,label\n{plain}"u,1","it""em",5,1\n"two\nlines",y,7,0\n')
+    prepare(events_source(tmp_path / "log.csv", EventColumns(label="label")), tmp_path / "cache", min_history=1)
+    users = pq.read_table(tmp_path / "cache" / "vocabulary_uid.parquet")["original"].to_pylist()
+    assert users == ["two\nlines", "u,1", *(f"u{n}" for n in range(7))]
+
+
+def test_folders_hold_one_kind_of_file(tmp_path):
+    (tmp_path / "log.tsv").write_text("user\titem\ttime\tlabel\n1\t2\t3\t1\n")
+    assert events_source(tmp_path, EventColumns(label="label")).files == [tmp_path / "log.tsv"]
+    frame().write_parquet(tmp_path / "log.parquet")
+    with pytest.raises(UserError, match="both .parquet and .csv"):
+        events_source(tmp_path, EventColumns(label="label"))
+
+
+def test_a_relative_path_is_the_same_input(tmp_path, monkeypatch):
+    prepared(tmp_path, frame(), EventColumns(action="action"))
+    monkeypatch.chdir(tmp_path)
+    again = events_source("cache.parquet", EventColumns(action="action"))
+    assert prepare(again, tmp_path / "cache", min_history=2)["events"] == 400
+
+
+def test_disk_errors_are_one_line(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["info", "--cache", str(tmp_path / "file" / "x\0y")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
