@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import hashlib
 import json
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -249,12 +250,15 @@ def read_manifest(folder: pathlib.Path) -> dict:
     if not (folder / MARKER).is_file():
         raise UserError(f"event cache {folder} is not complete (no {MARKER} in it): run its preparation (again)")
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
+        text = (folder / MANIFEST).read_bytes()
+        manifest = json.loads(text)
+        version = manifest.get("schema_version")
+    except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"{folder / MANIFEST} cannot be read ({error}): prepare the cache again") from None
-    version = manifest.get("schema_version")
     if version != SCHEMA_VERSION:
         raise UserError(f"event cache {folder} has version {version}, this code reads {SCHEMA_VERSION}: prepare again")
+    if hashlib.sha256(text).hexdigest().encode() != (folder / MARKER).read_bytes().strip():
+        raise UserError(f"{folder / MANIFEST} was changed after preparation: prepare the cache again")
     return manifest
 
 
@@ -265,11 +269,16 @@ def _map_column(folder: pathlib.Path, name: str, entry: Mapping) -> np.ndarray:
         if size != entry["bytes"]:
             raise UserError(f"{path} has {size} bytes, its manifest says {entry['bytes']}: prepare the cache again")
         # An empty array cannot be mapped.
-        return np.load(path, mmap_mode="r" if entry["length"] else None)
-    except (OSError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
+        column = np.load(path, mmap_mode="r" if entry["length"] else None)
+    except UserError:
+        raise
+    except Exception as error:  # a damaged header raises errors of the tokenizer, the parser and many more
         raise UserError(f"{path} cannot be read ({error}): prepare the cache again") from None
+    start = entry["bytes"] - column.nbytes
+    found = (column.shape, column.dtype.str, getattr(column, "offset", start))
+    if found != ((entry["length"],), entry["dtype"], start):
+        raise UserError(f"{path} holds {column.dtype} {column.shape}, not what its manifest says: prepare it again")
+    return column
 
 
 def _with_prefix(columns: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:

@@ -48,7 +48,7 @@ def guarded(main: Callable[[], None]) -> int:
 
     try:
         main()
-    except UserError as error:
+    except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterator
 
 import duckdb
+import pyarrow
 
 from generative_recommenders.errors import UserError
 
@@ -26,6 +27,8 @@ ENGINE_SHARE = 0.95
 #: The least that DuckDB itself works with, and what each thread adds to it (scan and sort buffers).
 LEAST_ENGINE = 192 * MIB
 LEAST_PER_THREAD = 64 * MIB
+#: More would not start anywhere.
+MOST_THREADS = 1024
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -37,8 +40,8 @@ class Limits:
     threads: int = 2
 
     def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise UserError(f"--threads {self.threads}: expected 1 or more")
+        if not 1 <= self.threads <= MOST_THREADS:
+            raise UserError(f"--threads {self.threads}: expected 1 to {MOST_THREADS}")
         if self.memory < self.least(self.threads):
             least = -(-self.least(self.threads) // MIB)
             raise UserError(
@@ -92,10 +95,10 @@ def readable_errors(what: str, folder: pathlib.Path | None = None) -> Iterator[N
         if isinstance(error, duckdb.OutOfMemoryException):
             raise UserError(f"{what}: the memory limit is too small for this input: raise --memory ({text})") from None
         raise UserError(f"{what}: {text}") from None
-    except OSError as error:
-        if error.errno in (28, 122):  # ENOSPC, EDQUOT
+    except (OSError, pyarrow.ArrowException) as error:  # while rows stream, the engine's errors come as Arrow's
+        if "No space left" in str(error) or getattr(error, "errno", None) in (28, 122):  # ENOSPC, EDQUOT
             raise disk_full(what, folder) from None
-        raise UserError(f"{what}: {error}") from None
+        raise UserError(f"{what}: {' '.join(str(error).split())}") from None
 
 
 def disk_full(what: str, folder: pathlib.Path | None) -> UserError:

@@ -68,6 +68,10 @@ class Job:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise UserError(f"{self.folder} is being prepared by another process: wait for it or stop it") from None
+            if (self.folder / MARKER).exists() and not overwrite:  # another process has finished it meanwhile
+                self._require_same_cache()
+                yield True
+                return
             (self.folder / MARKER).unlink(missing_ok=True)
             self._load_state()
             shutil.rmtree(self.temp, ignore_errors=True)
@@ -82,12 +86,14 @@ class Job:
         self._sync_folder()
         replace_file(self.folder / MARKER, sha256(self.folder / MANIFEST) + "\n")
         self._sync_folder()
-        shutil.rmtree(self.work)
+        shutil.rmtree(self.work, ignore_errors=True)
 
     def _refuse_foreign(self) -> None:
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"cache path {self.folder} is a file: name a folder")
+        # A manifest without its marker: somebody removed the marker to have the cache prepared again.
         known = any((self.folder / name).exists() for name in (WORK, MARKER))
+        known = known or all((self.folder / name).exists() for name in (MANIFEST, PREPARATION))
         if self.folder.is_dir() and any(self.folder.iterdir()) and not known:
             raise UserError(f"cache path {self.folder} holds other files: name an empty or a new folder")
 
@@ -112,7 +118,11 @@ class Job:
         if earlier.get("fingerprint") == self._digest:
             self.state = earlier
             return
-        for file in [*self.folder.glob("*.npy"), *self.folder.glob("*.parquet"), *self.work.glob("*.parquet")]:
+        for file in [
+            *self.folder.glob("*.npy"),
+            *self.folder.glob("vocabulary_*.parquet"),
+            *self.work.glob("*.parquet"),
+        ]:
             file.unlink()
         self.save()
 

@@ -50,10 +50,13 @@ def prepare(
     Goes on where an earlier, killed run with the same input and settings stopped; a complete cache of the same input
     and settings is left as it is. Raises ``UserError`` for bad input, too little memory or disk, or a foreign folder.
     """
-    if min_history < 0:
-        raise UserError(f"min_history is {min_history}: expected 0 or more")
+    if not 0 <= min_history < 2**32:
+        raise UserError(f"min_history is {min_history}: expected 0 or more, and less than 2**32")
     limits, progress = limits or Limits(), progress or Progress(None)
     folder = pathlib.Path(path)
+    for file in source.all_files:
+        if file.resolve().parent == folder.resolve():
+            raise UserError(f"{file} lies in the cache folder, where it would be overwritten: name another --cache")
     began = time.time()
     with readable_errors(f"preparing {folder}", folder):
         job = Job(folder, fingerprint(source, min_history))

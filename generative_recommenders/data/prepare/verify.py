@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
-from generative_recommenders.data.cache import MANIFEST, MARKER, EventCache, column_file, read_manifest
+from generative_recommenders.data.cache import EventCache, column_file, read_manifest
 from generative_recommenders.data.prepare.columns import sha256
 from generative_recommenders.data.prepare.progress import Progress
 from generative_recommenders.errors import UserError
@@ -17,8 +17,6 @@ def verify(path: str | pathlib.Path, progress: Progress | None = None) -> dict:
     """
     folder, progress = pathlib.Path(path), progress or Progress(None)
     manifest = read_manifest(folder)
-    if sha256(folder / MANIFEST) != (folder / MARKER).read_text().strip():
-        raise UserError(f"{folder / MANIFEST} was changed after preparation: prepare the cache again")
     files = {column_file(name): entry for name, entry in manifest["columns"].items()} | manifest["vocabularies"]
     with progress.stage("checksums", manifest["events"]):
         for name, entry in files.items():

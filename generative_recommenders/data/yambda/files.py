@@ -74,7 +74,7 @@ def yambda_source(path: str | pathlib.Path, size: str) -> Source:
         time="timestamp",
         kind=_kind(),
         organic="coalesce(is_organic::INTEGER, 0)",
-        ratio="coalesce(played_ratio_pct + 1, 0)",
+        ratio="coalesce(played_ratio_pct::BIGINT + 1, 0)",
         bits="CASE event_type::VARCHAR WHEN 'like' THEN 2 WHEN 'listen' THEN "
         "CASE WHEN played_ratio_pct >= 50 THEN 1 WHEN played_ratio_pct < 50 THEN 4 ELSE 0 END ELSE 0 END",
         user_column="uid",
@@ -118,8 +118,8 @@ def _checks(types: dict[str, str], files: list[pathlib.Path]) -> list[Check]:
     )
     checks.append(
         Check(
-            "is_organic::INTEGER NOT IN (0, 1)",
-            "is_organic::INTEGER",
+            "is_organic NOT IN (0, 1)" if types["is_organic"] in INTEGER_TYPES else "false",
+            "is_organic",
             f"{what}: column 'is_organic' holds {{value}}, expected 0 or 1",
         )
     )

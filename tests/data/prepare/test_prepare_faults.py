@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from generative_recommenders.data.cache import MARKER, EventCache
-from generative_recommenders.data.prepare import Limits, columns, prepare, verify
+from generative_recommenders.data.prepare import Limits, columns, describe, prepare, verify
 from generative_recommenders.data.prepare.job import Job
 from generative_recommenders.data.yambda.files import yambda_source
 from generative_recommenders.errors import UserError
@@ -72,6 +72,7 @@ def with_value(column, value, type_=None):
         (with_value("item_id", 2**32, pa.uint64()), ["'item_id'", 2**32]),
         (with_value("item_id", -1, pa.int64()), ["'item_id'", "-1"]),
         (with_value("is_organic", 7), ["'is_organic'", "7"]),
+        (with_value("is_organic", 2**40, pa.int64()), ["'is_organic'", 2**40]),
         (with_value("event_type", "purchase", pa.string()), ["'event_type'", "purchase", "listen"]),
         (with_value("played_ratio_pct", -3, pa.int32()), ["'played_ratio_pct'", "-3"]),
     ],
@@ -208,3 +209,59 @@ def test_verify_and_open_notice_damage(files, tmp_path):
     (cache / MARKER).unlink()
     with pytest.raises(UserError, match="not complete"):
         EventCache.open(cache)
+
+
+def test_the_largest_ratio_of_its_type_is_no_fault(files, tmp_path):
+    rewrite(files, with_value("played_ratio_pct", 65_535))
+    run(files, tmp_path / "cache")
+    verify(tmp_path / "cache")
+
+
+def test_numbers_without_sense_are_refused(files, tmp_path):
+    with pytest.raises(UserError, match="--threads 100000: expected 1 to"):
+        Limits.parse(None, 100_000)
+    with pytest.raises(UserError, match="min_history is 1000000000000"):
+        prepare(yambda_source(files, "50m"), tmp_path / "cache", min_history=10**12)
+
+
+def test_input_inside_the_cache_folder_survives(files, tmp_path):
+    cache = tmp_path / "cache"
+    run(files, cache)
+    mine = files / "flat" / "50m" / "multi_event.parquet"
+    (cache / "multi_event.parquet").write_bytes(mine.read_bytes())
+    mine.unlink()
+    mine.symlink_to(cache / "multi_event.parquet")
+    with pytest.raises(UserError, match="lies in the cache folder"):
+        run(files, cache, overwrite=True)
+    assert (cache / "multi_event.parquet").exists() and verify(cache)
+
+
+def test_without_its_marker_a_cache_is_prepared_again(files, tmp_path):
+    cache = tmp_path / "cache"
+    before = run(files, cache)
+    (cache / MARKER).unlink()
+    assert run(files, cache) == before == verify(cache)
+
+
+@pytest.mark.parametrize("text", [b"[]", b"null", b"\xff\xfe", b'{"schema_version": 1}'])
+def test_a_damaged_manifest_is_named(files, tmp_path, text):
+    run(files, tmp_path / "cache")
+    (tmp_path / "cache" / "manifest.json").write_bytes(text)
+    for use in (EventCache.open, describe, verify):
+        with pytest.raises(UserError, match="manifest.json"):
+            use(tmp_path / "cache")
+
+
+def test_no_flipped_bit_of_a_header_is_read_as_other_data(files, tmp_path):
+    run(files, tmp_path / "cache")
+    file, want = tmp_path / "cache" / "item.npy", EventCache.open(tmp_path / "cache").item.copy()
+    kept = file.read_bytes()
+    for bit in range(128 * 8):
+        damaged = bytearray(kept)
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        try:
+            item = EventCache.open(tmp_path / "cache").item
+        except UserError:
+            continue
+        assert item.dtype == want.dtype and (item == want).all()
