@@ -68,6 +68,12 @@ def split_last_day(
 
     ``end`` is the end of the data, by default one second after the newest anchor.
     """
+    if gap_seconds < 0:  # training windows would reach into the hold-out
+        raise UserError(f"gap_seconds {gap_seconds} is negative: give 0 or more")
+    if train_days < 1 or test_seconds < 1 or window_seconds < 1:
+        raise UserError(
+            f"train_days {train_days}, hold-out of {test_seconds} s, window_seconds {window_seconds}: give 1 or more"
+        )
     first, last = cache.time_range()
     end = last + 1 if end is None else end
     test = end - test_seconds

@@ -78,6 +78,8 @@ def test_last_day_split_of_shorter_data_takes_all_of_it():
         (lambda: split_last_fraction(cache_at([1, 2, 3]), 1.0), "holdout_fraction 1.0"),
         (lambda: split_last_fraction(cache_at([5, 5, 5])), "no training sample"),
         (lambda: split_last_day(cache_at([5, 6, 7])), "no training sample"),
+        (lambda: split_last_day(cache_at([0, 10 * DAY]), gap_seconds=-1), "gap_seconds -1"),
+        (lambda: split_last_day(cache_at([0, 10 * DAY]), train_days=0), "train_days 0"),
         (lambda: split_last_day(cache_at([0, 10 * DAY]), end=20 * DAY), "no hold-out sample"),
         (lambda: split_last_fraction(cache_at([1, 2], min_history=3)), "no sample"),
         (lambda: time_windows(cache_at([1]), 0, 5, 0), "window_seconds 0"),

@@ -16,6 +16,7 @@ import pyarrow.parquet
 
 from generative_recommenders.data.synthetic.spec import LIKE_SHARE, LISTEN_PLUS_SHARE, LISTEN_SHARE, SyntheticSpec
 from generative_recommenders.data.yambda.files import EVENT_TYPES, MAPPINGS, events_path
+from generative_recommenders.errors import UserError
 
 TRUTH = "truth.parquet"
 #: Events generated in one go, about.
@@ -68,6 +69,7 @@ def generate(path: str | pathlib.Path, spec: SyntheticSpec, *, size: str = "50m"
     folder = pathlib.Path(path)
     world = make_world(spec)
     events = folder / "flat" / size / "multi_event.parquet"
+    _check_path(folder, size, events)
     events.parent.mkdir(parents=True, exist_ok=True)
     _write_mappings(folder, spec, world)
     written = 0
@@ -82,7 +84,6 @@ def generate(path: str | pathlib.Path, spec: SyntheticSpec, *, size: str = "50m"
             writer.write_table(_event_table(world, block, probability, rng))
             truth_writer.write_table(_truth_table(world, block, probability))
             written += len(probability)
-    _check_path(folder, size, events)
     return written
 
 
@@ -273,4 +274,4 @@ class _writer:
 
 def _check_path(folder: pathlib.Path, size: str, events: pathlib.Path) -> None:
     if events_path(folder, size) != events:
-        raise ValueError(f"{events_path(folder, size)} hides the generated {events}: remove the folder")
+        raise UserError(f"{events_path(folder, size)} hides the generated {events}: remove the folder")

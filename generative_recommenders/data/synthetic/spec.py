@@ -42,6 +42,8 @@ class SyntheticSpec:
         for name in ("users", "items", "artists", "albums", "days", "events_max", "groups"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}: expected 1 or more")
+        if self.seed < 0:
+            raise UserError(f"seed is {self.seed}: expected 0 or more")
         if not 1 <= self.events_median <= self.events_mean:
             raise UserError(
                 f"events_median {self.events_median} and events_mean {self.events_mean}: expected 1 <= median <= mean"
@@ -57,6 +59,8 @@ class SyntheticSpec:
 
 def yambda_like(events: int, seed: int = 0) -> SyntheticSpec:
     """About ``events`` events with Yambda's distributions; items and the like grow with users as in its sizes."""
+    if events < 1:
+        raise UserError(f"{events} events asked for: expected 1 or more")
     users = max(1, round(events / 4_520))  # the mean that is left after the cut at events_max
     items = max(10, round(9_340 * users**0.5))
     return SyntheticSpec(

@@ -14,6 +14,7 @@ from generative_recommenders.data.synthetic import (
     true_probability,
     yambda_like,
 )
+from generative_recommenders.data.synthetic.__main__ import main
 from generative_recommenders.data.yambda.files import yambda_source
 from generative_recommenders.errors import UserError
 
@@ -126,8 +127,25 @@ def test_simple_model_comes_near_the_best_auc(tmp_path):
 def test_bad_specs():
     for options, word in (
         (dict(users=0), "users is 0"),
+        (dict(seed=-1), "seed is -1"),
         (dict(events_mean=1.0), "events_mean 1.0"),
         (dict(days=60_000), "32 bits"),
     ):
         with pytest.raises(UserError, match=word):
             SyntheticSpec(**options)
+    with pytest.raises(UserError, match="-5 events"):
+        yambda_like(-5)
+
+
+def test_a_folder_that_would_hide_the_file_is_noticed_first(tmp_path, capsys):
+    (tmp_path / "flat" / "50m" / "multi_event").mkdir(parents=True)
+    assert main(["--path", str(tmp_path)]) == 2
+    assert "hides the generated" in capsys.readouterr().err
+    assert not (tmp_path / "truth.parquet").exists()
+
+
+def test_a_path_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["--path", str(tmp_path / "file")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error:") and error.count("\n") == 1
