@@ -221,7 +221,8 @@ def test_nothing_at_or_after_an_anchor_reaches_its_sample(seed, which, strategy,
             changed.append(dataclasses.replace(event, time=later, bits=int(rng.choice([0, 1, 2, 4]))))
     # Ids are numbered over the whole data: an event of no action for each keeps the numbers where they are.
     keep = [dataclasses.replace(e, time=5, bits=0) for e in events]
-    keep += [dataclasses.replace(e, time=10, bits=1) for e in events[:20]]
+    # … and samples of several times, so that few that are left can still be split.
+    keep += [dataclasses.replace(e, time=6 + n % 5, bits=1) for n, e in enumerate(events[:20])]
     rules = make_rules(strategy=strategy, length=30, min_history=0)
     before, after = (_sample_of_unique_item(keep + found, attributes, rules) for found in (events, changed))
     assert (before.pop("item_action_weight"), after.pop("item_action_weight")) == ([1], [4])
