@@ -93,7 +93,7 @@ def movielens_dataset(
     of a training window, inside which samples are shuffled. ``baseline_auc`` is that of baseline.py on the hold-out.
     """
     cache = movielens_cache(ratings, min_history)
-    split = split_last_fraction(cache, holdout_fraction, max(1, round(window_days * DAY)))
+    split = split_last_fraction(cache, holdout_fraction, round(window_days * DAY))
     rows = {feature: cache.vocab[feature] for feature in item_features if feature in cache.vocab}
     for feature in contextual_features:
         if is_cross(feature):
@@ -231,7 +231,7 @@ def _read(path: pathlib.Path, separator: str, columns: Sequence[str], quote: str
     if not path.is_file():
         raise UserError(f"{path} does not exist: the folder must hold the files of the MovieLens archive")
     try:
-        table = pl.read_csv(path, separator=separator, quote_char=quote, infer_schema=False)
+        table = pl.read_csv(path, separator=separator, quote_char=quote, infer_schema=False, glob=False)
     except pl.exceptions.NoDataError:
         raise UserError(f"{path} is empty: fetch the archive again") from None
     except (pl.exceptions.PolarsError, OSError) as error:

@@ -110,6 +110,14 @@ def test_empty_and_absent_files_are_named(tmp_path):
         movielens_small(str(tmp_path))
 
 
+def test_a_folder_is_no_pattern(tmp_path):
+    folder = tmp_path / "ml**small"
+    folder.mkdir()
+    assert movielens_small(str(write_small(folder))).cache.num_events == 60
+    with pytest.raises(UserError, match="window_seconds 0"):
+        movielens_small(str(folder), window_days=0)
+
+
 def test_unknown_features_are_named(tmp_path):
     with pytest.raises(UserError, match="no feature 'director'.*item_mean"):
         movielens_small(str(write_small(tmp_path)), item_features=["item_id", "director"])

@@ -87,13 +87,13 @@ def relation(files: Sequence[pathlib.Path], types: Mapping[str, str] | None = No
     """SQL table expression over parquet or CSV files.
 
     CSV types are found by reading all of the files, not a sample; once known they are given as ``types``. The quote is
-    given too: a sample of rows need not have any. Paths are taken as they are: neither are ``*`` and ``[`` patterns nor
-    folders named ``column=value`` columns.
+    given too: a sample of rows need not have any. Columns may stand in another order in each file. Paths are taken as
+    they are: neither are ``*`` and ``[`` patterns nor folders named ``column=value`` columns.
     """
     listed = "[" + ", ".join(quoted(glob.escape(str(file))) for file in files) + "], hive_partitioning=false"
     if files[0].suffix == ".parquet":
         return f"read_parquet({listed})"
-    listed += ", quote='\"', escape='\"'"
+    listed += ", union_by_name=true, quote='\"', escape='\"'"
     if types is None:
         return f"read_csv({listed}, sample_size=-1)"
     given = ", ".join(f"{quoted(column)}: {quoted(kind)}" for column, kind in types.items())

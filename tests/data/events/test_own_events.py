@@ -231,6 +231,17 @@ def test_quotes_may_come_late_in_a_csv(tmp_path):
     assert users == ["two\nlines", "u,1", *(f"u{n}" for n in range(7))]
 
 
+def test_files_may_have_their_columns_in_another_order(tmp_path):
+    table = frame().with_columns(item=pl.format("i{}", "item"))
+    for name, part, order in (("a", table[:150], [0, 1, 2, 3, 4]), ("b", table[150:], [1, 3, 4, 0, 2])):
+        part.select([table.columns[n] for n in order]).write_csv(tmp_path / f"{name}.csv")
+    prepare(events_source(tmp_path, EventColumns(action="action")), tmp_path / "split", min_history=2)
+    whole = prepared(tmp_path, table, EventColumns(action="action"), name="whole")
+    split = EventCache.open(tmp_path / "split")
+    for name in ("user_ids", "item", "time", "bits", "anchors"):
+        np.testing.assert_array_equal(getattr(split, name), getattr(whole, name), err_msg=name)
+
+
 def test_folders_hold_one_kind_of_file(tmp_path):
     (tmp_path / "log.tsv").write_text("user\titem\ttime\tlabel\n1\t2\t3\t1\n")
     assert events_source(tmp_path, EventColumns(label="label")).files == [tmp_path / "log.tsv"]
