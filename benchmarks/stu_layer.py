@@ -3,18 +3,15 @@
     python benchmarks/stu_layer.py [--batch 1024 --length 2663 --heads 4 --width 128 --embedding 512]
 
 bf16 autocast over fp32 parameters, bf16 rows, dropout 0.1, one candidate per sequence. First the output and every
-gradient of a small batch, the four parts of the UVQK bias each on its own, are held against float64: with that bias
-gradient summed inside the attention kernels (in a process of its own, so that a fault there ends that process alone)
-and read back by another kernel. Of what is right the faster is timed. Floor: the layer's products and attention at the
-rate of a large matrix product measured in the same run. Peak extra memory is what one step allocates beyond its inputs.
-Writes benchmarks/results/stu_layer.json.
+gradient of a small batch, the four parts of the UVQK bias each on its own, are held against float64: what is wrong is
+not timed. Floor: the layer's products and attention at the rate of a large matrix product measured in the same run.
+Peak extra memory is what one step allocates beyond its inputs. Writes benchmarks/results/stu_layer.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import pathlib
-import subprocess
 import sys
 
 import torch
@@ -24,9 +21,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from benchmarks import common  # noqa: E402
 from benchmarks.attention import ragged_lengths  # noqa: E402
 from generative_recommenders.modules.stu import STULayer, STULayerConfig  # noqa: E402
-from generative_recommenders.ops.attention import kernels  # noqa: E402
-
-SUMS = {"in the kernels": True, "read back": False}
 
 
 def make_layer(options, recompute: bool, backend: str | None = None) -> STULayer:
@@ -139,44 +133,7 @@ def wrong_results(options) -> list[str]:
     return found
 
 
-def check_child(options) -> subprocess.Popen:
-    """``wrong_results`` with sums in the kernels, in a process of its own."""
-    sizes = [f"--{name}={getattr(options, name)}" for name in ("heads", "width", "embedding", "backend")]
-    command = [sys.executable, __file__, "--check", *sizes]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def right_sums(options) -> list[str]:
-    """Which of ``SUMS`` give right results; prints what is wrong with the others."""
-    child = check_child(options)
-    verdicts = {}
-    with kernels.sums_in_kernels(False):
-        verdicts["read back"] = wrong_results(options)
-    try:
-        said, _ = child.communicate(timeout=90)
-        verdicts["in the kernels"] = [] if child.returncode == 0 else said.splitlines()[-12:]
-    except subprocess.TimeoutExpired:
-        child.kill()
-        verdicts["in the kernels"] = ["no answer within 90 s"]
-    for name in SUMS:
-        print(f"bias sums {name}: {'right' if not verdicts[name] else 'WRONG'}")
-        for line in verdicts[name]:
-            print(f"    {line}")
-    return [name for name in SUMS if not verdicts[name]]
-
-
-def faster_sums(options, names: list[str], lengths: torch.Tensor) -> str:
-    """The name whose layer takes less time; prints all."""
-    times = {}
-    for name in names:
-        with kernels.sums_in_kernels(SUMS[name]):
-            times[name] = common.time_gpu(step_of(make_layer(options, False), lengths, options), sustained_s=0).burst_ms
-        print(f"bias sums {name}: {times[name]:.2f} ms (nothing recomputed, uniform)")
-        torch.cuda.empty_cache()
-    return min(times, key=times.get)
-
-
-def measure(options, rate: float, sums: str) -> tuple[list[dict], list[str]]:
+def measure(options, rate: float) -> tuple[list[dict], list[str]]:
     """Records, and lines to print, of all layouts with and without recomputation."""
     records, table = [], []
     for layout in ("uniform", "ragged"):
@@ -198,7 +155,7 @@ def measure(options, rate: float, sums: str) -> tuple[list[dict], list[str]]:
                 common.record(
                     f"stu_layer/{options.backend.lower()}/{kind}/{layout}", shape, timing.burst_ms, "ms", limit=rate,
                     share_of_limit=share, repeats=timing.repeats, spread=timing.spread, sustained=timing.sustained_ms,
-                    peak_extra_bytes=extra, bias_sums=sums, kernels_ms={name: round(ms, 3) for name, ms in found},
+                    peak_extra_bytes=extra, kernels_ms={name: round(ms, 3) for name, ms in found},
                 )
             )  # fmt: skip
             if layout == "uniform":
@@ -217,21 +174,14 @@ def main() -> int:
     for name, default in (("batch", 1024), ("length", 2663), ("heads", 4), ("width", 128), ("embedding", 512)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--backend", default="TRITON")
-    parser.add_argument("--check", action="store_true", help="only check results with bias sums in the kernels")
     options = parser.parse_args()
-    if options.check:
-        wrong = wrong_results(options)
-        print("\n".join(wrong))
-        return 1 if wrong else 0
-    names = right_sums(options)
-    if not names:
-        print("the layer's results are wrong: nothing is timed")
+    wrong = wrong_results(options)
+    if wrong:
+        print("\n".join(["the layer's results are wrong, nothing is timed:", *wrong]))
         return 1
-    sums = faster_sums(options, names, torch.full((options.batch,), options.length))
     rate = common.matrix_rate()
-    print(f"bias sums {sums} are timed below; matrix product {rate:.0f} TFLOP/s", flush=True)
-    with kernels.sums_in_kernels(SUMS[sums]):
-        records, table = measure(options, rate, sums)
+    print(f"results are right; matrix product {rate:.0f} TFLOP/s", flush=True)
+    records, table = measure(options, rate)
     print("\n".join(table), flush=True)
     common.plot_records(common.write_records("stu_layer", records))
     return 0

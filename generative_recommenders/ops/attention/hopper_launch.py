@@ -8,7 +8,6 @@ import torch
 import triton
 
 from generative_recommenders.ops.attention.call import AttentionCall
-from generative_recommenders.ops.attention.triton_column_sums import sum_columns, tile_sums
 from generative_recommenders.ops.dispatch import triton_interpreted
 
 HEAD_WIDTHS = (64, 128)
@@ -107,30 +106,22 @@ def launch_forward(q, k, v, out, call: AttentionCall) -> None:
     )  # fmt: skip
 
 
-def launch_backward(dout, q, k, v, dq, dk, dv, call: AttentionCall, sums: bool = False) -> tuple | None:
-    """Write the gradients into ``dq``, ``dk`` and ``dv`` (any row stride); every row is written once.
-
-    With ``sums`` also returns the sums over rows of dq, dk and dv, fp32 [H * d] each.
-    """
+def launch_backward(dout, q, k, v, dq, dk, dv, call: AttentionCall) -> None:
+    """Write the gradients into ``dq``, ``dk`` and ``dv`` (any row stride); every row is written once."""
     from generative_recommenders.ops.attention.triton_hopper_bwd import hopper_backward_kv, hopper_backward_q
 
-    rows, heads, columns = q.shape[0], q.shape[1], q.shape[1] * q.shape[2]
-    if rows == 0 or call.max_seq_len == 0:
-        return torch.zeros(3, columns, device=q.device, dtype=torch.float32).unbind() if sums else None
+    if q.shape[0] == 0 or call.max_seq_len == 0:
+        return
     if not _fits_descriptor(dout):
         dout = dout.contiguous()
-    inputs = [_descriptor(tensor) for tensor in (q, k, v, dout)]
-    # One slot per consumer warpgroup, 64 rows. Without sums the kernels still want a pointer, which they leave alone.
-    kv_sums = tile_sums(rows, 64, call, 2 * columns, q.device) if sums else call.seq_offsets
+    inputs = [_descriptor(rows) for rows in (q, k, v, dout)]
     grid, runtime, constants = _common(call, q, BACKWARD_ROWS)
     hopper_backward_kv[grid](
-        *inputs, dk, dv, kv_sums, *runtime, heads=heads, dk_stride=dk.stride(0), dk_head=dk.stride(1),
-        dv_stride=dv.stride(0), dv_head=dv.stride(1), HAS_SUMS=sums, **KV_DEPTH, **constants,
+        *inputs, dk, dv, *runtime, heads=q.shape[1], dk_stride=dk.stride(0), dk_head=dk.stride(1),
+        dv_stride=dv.stride(0), dv_head=dv.stride(1), **KV_DEPTH, **constants,
     )  # fmt: skip
-    q_sums = tile_sums(rows, 64, call, columns, q.device) if sums else call.seq_offsets
     grid, runtime, constants = _common(call, q, BACKWARD_ROWS)
     hopper_backward_q[grid](
-        *inputs, dq, q_sums, *runtime, heads=heads, dq_stride=dq.stride(0), dq_head=dq.stride(1),
-        HAS_SUMS=sums, **Q_DEPTH, **constants,
+        *inputs, dq, *runtime, heads=q.shape[1], dq_stride=dq.stride(0), dq_head=dq.stride(1),
+        **Q_DEPTH, **constants,
     )  # fmt: skip
-    return (sum_columns(q_sums), *sum_columns(kv_sums).split(columns)) if sums else None

@@ -8,11 +8,9 @@ import torch
 
 from generative_recommenders.ops.attention import hopper_launch, triton_launch
 from generative_recommenders.ops.attention.call import AttentionCall
-from generative_recommenders.ops.attention.triton_column_sums import sum_columns
 
 VARIANTS = ("plain", "hopper")
 _wanted: list[str | None] = [None]
-_sums_in_kernels = [True]
 
 
 @contextlib.contextmanager
@@ -25,16 +23,6 @@ def variant(name: str | None):
         yield
     finally:
         _wanted[0] = before
-
-
-@contextlib.contextmanager
-def sums_in_kernels(wanted: bool):
-    """Inside a ``with`` block: column sums by the backward kernels (the default), or by one that reads them back."""
-    before, _sums_in_kernels[0] = _sums_in_kernels[0], wanted
-    try:
-        yield
-    finally:
-        _sums_in_kernels[0] = before
 
 
 def _choose(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall):
@@ -63,12 +51,3 @@ def backward_into(dout, q, k, v, dq, dk, dv, call: AttentionCall) -> None:
     """
     dout, q, k, v = (_last_contiguous(t) for t in (dout, q, k, v))
     _choose(q, k, v, call).launch_backward(dout, q, k, v, dq, dk, dv, call)
-
-
-def backward_with_sums(dout, q, k, v, dq, dk, dv, call: AttentionCall) -> tuple[torch.Tensor, ...]:
-    """``backward_into``, and the sums over rows of dq, dk and dv: fp32 [H * d_qk], [H * d_qk], [H * d_v]."""
-    if not _sums_in_kernels[0]:
-        backward_into(dout, q, k, v, dq, dk, dv, call)
-        return tuple(sum_columns(t.flatten(1)) for t in (dq, dk, dv))
-    dout, q, k, v = (_last_contiguous(t) for t in (dout, q, k, v))
-    return _choose(q, k, v, call).launch_backward(dout, q, k, v, dq, dk, dv, call, sums=True)

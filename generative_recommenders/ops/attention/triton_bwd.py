@@ -2,9 +2,7 @@
 
 ``attention_backward_kv`` owns a block of keys and walks the queries that see it (four products per pair of blocks),
 ``attention_backward_q`` owns a block of queries and walks the keys (three products): seven products instead of five,
-yet faster than one kernel that reduces dQ through memory. 1/N and alpha enter once, at the end. With HAS_SUMS the
-gradients' column sums (the bias gradient of the projection that made Q, K and V) leave as fp32 partial sums, one row of
-``Sums`` per block of rows.
+yet faster than one kernel that reduces dQ through memory. 1/N and alpha enter once, at the end.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from generative_recommenders.ops.attention.triton_common import (
     query_ranges,
     sequence_of,
     silu_and_slope,
-    store_column_sums,
     store_rows,
     visible,
 )
@@ -53,14 +50,13 @@ def _add_queries(
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def attention_backward_kv(
-    Q, K, V, DOut, DK, DV_, Sums, Offsets, Targets, norm, alpha, num_blocks, heads, window, contextual,
+    Q, K, V, DOut, DK, DV_, Offsets, Targets, norm, alpha, num_blocks, heads, window, contextual,
     q_stride, q_head, k_stride, k_head, v_stride, v_head, do_stride, do_head, dk_stride, dk_head, dv_stride, dv_head,
     DQK: tl.constexpr, DV: tl.constexpr, BQK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     NORM_IS_TENSOR: tl.constexpr, HAS_TARGETS: tl.constexpr, CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_CONTEXT: tl.constexpr, HAS_SUMS: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    HAS_CONTEXT: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV of one block of BN key rows of one (sequence, head); Sums has all of dK's columns before dV's."""
+    """dK and dV of one block of BN key rows of one (sequence, head)."""
     pid = tl.program_id(0)
     head = (pid // num_blocks % heads).to(tl.int64)
     first, length, history, id_max = sequence_of(
@@ -100,15 +96,8 @@ def attention_backward_kv(
     scale = inverse_norm(norm, NORM_IS_TENSOR)
     DK += first * dk_stride + head * dk_head
     DV_ += first * dv_stride + head * dv_head
-    dk = dk * (half_alpha * scale)
-    dv = dv * scale
-    store_rows(DK, dk_stride, n0, length, dk, BN, DQK, BQK)
-    store_rows(DV_, dv_stride, n0, length, dv, BN, DV, BV)
-    if HAS_SUMS:
-        slot = first // BN + pid // num_blocks // heads + n0 // BN
-        columns = heads * (DQK + DV)
-        store_column_sums(Sums, slot, columns, head * DQK, n0, length, dk, BN, DQK, BQK)
-        store_column_sums(Sums, slot, columns, heads * DQK + head * DV, n0, length, dv, BN, DV, BV)
+    store_rows(DK, dk_stride, n0, length, dk * (half_alpha * scale), BN, DQK, BQK)
+    store_rows(DV_, dv_stride, n0, length, dv * scale, BN, DV, BV)
 
 
 @triton.jit
@@ -133,12 +122,11 @@ def _add_keys(
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
 def attention_backward_q(
-    Q, K, V, DOut, DQ, Sums, Offsets, Targets, norm, alpha, num_blocks, heads, window, contextual,
+    Q, K, V, DOut, DQ, Offsets, Targets, norm, alpha, num_blocks, heads, window, contextual,
     q_stride, q_head, k_stride, k_head, v_stride, v_head, do_stride, do_head, dq_stride, dq_head,
     DQK: tl.constexpr, DV: tl.constexpr, BQK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     NORM_IS_TENSOR: tl.constexpr, HAS_TARGETS: tl.constexpr, CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_CONTEXT: tl.constexpr, HAS_SUMS: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    HAS_CONTEXT: tl.constexpr, FAST: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dQ of one block of BM query rows of one (sequence, head)."""
     pid = tl.program_id(0)
@@ -179,8 +167,4 @@ def attention_backward_q(
         )  # fmt: skip
     scale = inverse_norm(norm, NORM_IS_TENSOR) * half_alpha
     DQ += first * dq_stride + head * dq_head
-    dq = dq * scale
-    store_rows(DQ, dq_stride, m0, length, dq, BM, DQK, BQK)
-    if HAS_SUMS:
-        slot = first // BM + pid // num_blocks // heads + block
-        store_column_sums(Sums, slot, heads * DQK, head * DQK, m0, length, dq, BM, DQK, BQK)
+    store_rows(DQ, dq_stride, m0, length, dq * scale, BM, DQK, BQK)

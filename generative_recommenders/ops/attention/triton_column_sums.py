@@ -1,7 +1,6 @@
-"""Column sums of tall matrices in a fixed order: a kernel that reads them once, and buffers for sums made elsewhere.
+"""Column sums of tall matrices, which are read once.
 
-Sums over rows are per-program (or per-tile) fp32 partials, added in a fixed order afterwards, so that two runs give
-equal bits.
+Sums over rows are per-program fp32 partials, added in a fixed order afterwards, so that two runs give equal bits.
 """
 
 from __future__ import annotations
@@ -9,8 +8,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-
-from generative_recommenders.ops.attention.call import AttentionCall
 
 
 @triton.jit(do_not_specialize=("rows", "tiles"))
@@ -51,13 +48,3 @@ def sum_columns(source: torch.Tensor) -> torch.Tensor:
         ROWS=tile, BC=width, num_warps=4,
     )  # fmt: skip
     return partial.sum(0)
-
-
-def tile_sums(rows: int, tile_rows: int, call: AttentionCall, columns: int, device: torch.device) -> torch.Tensor:
-    """Zeroed fp32 [slots, columns] for the sums of tiles of ``tile_rows`` rows of each sequence, a slot per tile.
-
-    Block b of sequence s, whose first row is f, has slot f // tile_rows + s + b. No two tiles share one: a sequence of
-    L rows has at most L // tile_rows + 1 blocks, and the next one starts no less than that many slots further on. So
-    the buffer grows with the rows there are, not with the longest sequence there might be.
-    """
-    return torch.zeros(rows // tile_rows + call.batch + 1, columns, device=device, dtype=torch.float32)

@@ -229,17 +229,3 @@ def store_rows(base, row_stride, row, limit, tile, ROWS: tl.constexpr, D: tl.con
     pointers = base + tl.cast(row, tl.int64) * row_stride + (r[:, None] * row_stride + c[None, :])
     keep = (row + r < limit)[:, None] & (c < D)[None, :]
     tl.store(pointers, tile.to(base.dtype.element_ty), mask=keep)
-
-
-@triton.jit
-def store_column_sums(
-    Sums, slot, row_stride, column, row, limit, tile, ROWS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr
-):
-    """Sums of tile [ROWS, BD] over its rows below ``limit`` → D floats of row ``slot`` from ``column`` on.
-
-    A slot is written by one tile alone (``triton_launch.tile_sums``), so nothing is added in memory.
-    """
-    c = tl.arange(0, BD)
-    keep = (row + tl.arange(0, ROWS) < limit)[:, None]
-    total = tl.sum(tl.where(keep, tile, 0.0), axis=0)
-    tl.store(Sums + slot.to(tl.int64) * row_stride + column + c, total, mask=c < D)

@@ -2,8 +2,7 @@
 
 dK/dV: 128 keys per tile, two consumer warpgroups of 64 keys each walk the query blocks (four products per pair of
 blocks); dQ: 128 queries per tile walk the key blocks (three products). Loads past the end of a sequence bring rows of
-the next one (or zeros past the last): the mask sets their weights and slopes to zero. With HAS_SUMS the gradients'
-column sums (the bias gradient of the projection that made Q, K and V) leave as fp32 partial sums of 64 rows each.
+the next one (or zeros past the last): the mask sets their weights and slopes to zero.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from generative_recommenders.ops.attention.triton_hopper_common import (
     key_blocks,
     masked_blocks_after_own,
     silu_and_slope,
-    store_column_sums,
     take_tile,
     tile_at,
     tma_load,
@@ -76,11 +74,11 @@ def _produce_queries(
 
 @gluon.jit
 def _consume_queries(
-    DK, DV, Sums, Offsets, Targets, tile_s, tile_full, tile_empty, k_s, v_s, q_s, do_s, kv_full, kv_empty, q_full,
-    q_empty, scale, half_alpha,
+    DK, DV, Offsets, Targets, tile_s, tile_full, tile_empty, k_s, v_s, q_s, do_s, kv_full, kv_empty, q_full, q_empty,
+    scale, half_alpha,
     num_blocks, tiles, heads: gl.constexpr, dk_stride: gl.constexpr, dk_head: gl.constexpr, dv_stride: gl.constexpr,
     dv_head: gl.constexpr, D: gl.constexpr, BUFFERS: gl.constexpr, STAGES: gl.constexpr, HAS_TARGETS: gl.constexpr,
-    HAS_SUMS: gl.constexpr, WG: gl.constexpr,
+    WG: gl.constexpr,
 ):  # fmt: skip
     """Consumer warpgroup WG: keys 64 * WG … of every tile; scores are held transposed, [keys, queries]."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -146,32 +144,22 @@ def _consume_queries(
         keep = (r < length)[:, None]
         at = first.to(gl.int64)
         dk_at = DK + (at * dk_stride + head * dk_head) + (r[:, None] * dk_stride + c[None, :])
-        dk = dk * (half_alpha * scale)
-        gl.store(dk_at, dk.to(dtype), mask=keep)
+        gl.store(dk_at, (dk * (half_alpha * scale)).to(dtype), mask=keep)
         dv_at = DV + (at * dv_stride + head * dv_head) + (r[:, None] * dv_stride + c[None, :])
-        dv = dv * scale
-        gl.store(dv_at, dv.to(dtype), mask=keep)
-        if HAS_SUMS:
-            slot = first // 64 + tile // num_blocks // heads + WG
-            present = WG * 64 < length
-            store_column_sums(Sums, slot, 2 * heads * D, head * D, dk, keep, present)
-            store_column_sums(Sums, slot, 2 * heads * D, (heads + head) * D, dv, keep, present)
+        gl.store(dv_at, (dv * scale).to(dtype), mask=keep)
         turn += 1
         tile = take_tile(turn, tile_s, tile_full, tile_empty)
 
 
 @gluon.jit(do_not_specialize=("num_blocks", "tiles"))
 def hopper_backward_kv(
-    q_desc, k_desc, v_desc, do_desc, DK, DV, Sums, Offsets, Targets, Counter, norm, alpha, num_blocks, tiles,
-    heads: gl.constexpr,
+    q_desc, k_desc, v_desc, do_desc, DK, DV, Offsets, Targets, Counter, norm, alpha, num_blocks, tiles, heads:
+    gl.constexpr,
     dk_stride: gl.constexpr, dk_head: gl.constexpr, dv_stride: gl.constexpr, dv_head: gl.constexpr,
     D: gl.constexpr, BUFFERS: gl.constexpr, STAGES: gl.constexpr, NORM_IS_TENSOR: gl.constexpr,
-    HAS_TARGETS: gl.constexpr, HAS_SUMS: gl.constexpr,
+    HAS_TARGETS: gl.constexpr,
 ):  # fmt: skip
-    """dK and dV under the causal, target-aware mask; descriptors are [T, heads * D] in blocks of [64, D].
-
-    Sums: [slots, 2 * heads * D], dK's columns before dV's.
-    """
+    """dK and dV under the causal, target-aware mask; descriptors are [T, heads * D] in blocks of [64, D]."""
     k_s = gl.allocate_shared_memory(k_desc.dtype, [BUFFERS * 2, 64, D], k_desc.layout)
     v_s = gl.allocate_shared_memory(v_desc.dtype, [BUFFERS * 2, 64, D], v_desc.layout)
     q_s = gl.allocate_shared_memory(q_desc.dtype, [STAGES, 64, D], q_desc.layout)
@@ -189,14 +177,14 @@ def hopper_backward_kv(
     gl.warp_specialize(
         [
             (_consume_queries, (
-                DK, DV, Sums, Offsets, Targets, tile_s, tile_full, tile_empty, k_s, v_s, q_s, do_s, kv_full,
-                kv_empty, q_full, q_empty, scale, half_alpha, num_blocks, tiles, heads, dk_stride, dk_head,
-                dv_stride, dv_head, D, BUFFERS, STAGES, HAS_TARGETS, HAS_SUMS, 0,
+                DK, DV, Offsets, Targets, tile_s, tile_full, tile_empty, k_s, v_s, q_s, do_s, kv_full, kv_empty,
+                q_full, q_empty, scale, half_alpha, num_blocks, tiles, heads, dk_stride, dk_head, dv_stride,
+                dv_head, D, BUFFERS, STAGES, HAS_TARGETS, 0,
             )),
             (_consume_queries, (
-                DK, DV, Sums, Offsets, Targets, tile_s, tile_full, tile_empty, k_s, v_s, q_s, do_s, kv_full,
-                kv_empty, q_full, q_empty, scale, half_alpha, num_blocks, tiles, heads, dk_stride, dk_head,
-                dv_stride, dv_head, D, BUFFERS, STAGES, HAS_TARGETS, HAS_SUMS, 1,
+                DK, DV, Offsets, Targets, tile_s, tile_full, tile_empty, k_s, v_s, q_s, do_s, kv_full, kv_empty,
+                q_full, q_empty, scale, half_alpha, num_blocks, tiles, heads, dk_stride, dk_head, dv_stride,
+                dv_head, D, BUFFERS, STAGES, HAS_TARGETS, 1,
             )),
             (_produce_queries, (
                 q_desc, k_desc, v_desc, do_desc, Offsets, Targets, Counter, tile_s, tile_full, tile_empty, k_s, v_s,
@@ -257,11 +245,10 @@ def _masked_slope(e, i, n, history, S_LAYOUT: gl.constexpr):
 
 @gluon.jit
 def _consume_keys(
-    DQ, Sums, Offsets, Targets, tile_s, tile_full, tile_empty, q_s, do_s, k_s, v_s, q_full, q_empty, k_full, k_empty,
+    DQ, Offsets, Targets, tile_s, tile_full, tile_empty, q_s, do_s, k_s, v_s, q_full, q_empty, k_full, k_empty,
     v_full, v_empty, scale, half_alpha,
     num_blocks, tiles, heads: gl.constexpr, dq_stride: gl.constexpr, dq_head: gl.constexpr, D: gl.constexpr,
-    BUFFERS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, HAS_TARGETS: gl.constexpr,
-    HAS_SUMS: gl.constexpr, WG: gl.constexpr,
+    BUFFERS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, HAS_TARGETS: gl.constexpr, WG: gl.constexpr,
 ):  # fmt: skip
     """Consumer warpgroup WG: query rows 64 * WG … of every tile."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -344,27 +331,19 @@ def _consume_keys(
         c = gl.arange(0, D, gl.SliceLayout(0, O_LAYOUT))
         rows = WG * 64 + gl.arange(0, 64, gl.SliceLayout(1, O_LAYOUT))
         base = DQ + (first.to(gl.int64) + row) * dq_stride + head * dq_head
-        keep = (r < length)[:, None]
-        dq = dq * scale
-        gl.store(base + (rows[:, None] * dq_stride + c[None, :]), dq.to(dtype), mask=keep)
-        if HAS_SUMS:
-            slot = (first + row) // 64 + tile // num_blocks // heads + WG
-            store_column_sums(Sums, slot, heads * D, head * D, dq, keep, row + WG * 64 < length)
+        gl.store(base + (rows[:, None] * dq_stride + c[None, :]), (dq * scale).to(dtype), mask=(r < length)[:, None])
         turn += 1
         tile = take_tile(turn, tile_s, tile_full, tile_empty)
 
 
 @gluon.jit(do_not_specialize=("num_blocks", "tiles"))
 def hopper_backward_q(
-    q_desc, k_desc, v_desc, do_desc, DQ, Sums, Offsets, Targets, Counter, norm, alpha, num_blocks, tiles,
-    heads: gl.constexpr, dq_stride: gl.constexpr, dq_head: gl.constexpr,
+    q_desc, k_desc, v_desc, do_desc, DQ, Offsets, Targets, Counter, norm, alpha, num_blocks, tiles, heads: gl.constexpr,
+    dq_stride: gl.constexpr, dq_head: gl.constexpr,
     D: gl.constexpr, BUFFERS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
-    NORM_IS_TENSOR: gl.constexpr, HAS_TARGETS: gl.constexpr, HAS_SUMS: gl.constexpr,
+    NORM_IS_TENSOR: gl.constexpr, HAS_TARGETS: gl.constexpr,
 ):  # fmt: skip
-    """dQ under the causal, target-aware mask; descriptors are [T, heads * D] in blocks of [64, D].
-
-    Sums: [slots, heads * D].
-    """
+    """dQ under the causal, target-aware mask; descriptors are [T, heads * D] in blocks of [64, D]."""
     q_s = gl.allocate_shared_memory(q_desc.dtype, [BUFFERS * 2, 64, D], q_desc.layout)
     do_s = gl.allocate_shared_memory(do_desc.dtype, [BUFFERS * 2, 64, D], do_desc.layout)
     k_s = gl.allocate_shared_memory(k_desc.dtype, [K_STAGES, 64, D], k_desc.layout)
@@ -384,14 +363,14 @@ def hopper_backward_q(
     gl.warp_specialize(
         [
             (_consume_keys, (
-                DQ, Sums, Offsets, Targets, tile_s, tile_full, tile_empty, q_s, do_s, k_s, v_s, q_full, q_empty,
-                k_full, k_empty, v_full, v_empty, dq_scale, half_alpha, num_blocks, tiles, heads, dq_stride, dq_head,
-                D, BUFFERS, K_STAGES, V_STAGES, HAS_TARGETS, HAS_SUMS, 0,
+                DQ, Offsets, Targets, tile_s, tile_full, tile_empty, q_s, do_s, k_s, v_s, q_full, q_empty, k_full,
+                k_empty, v_full, v_empty, dq_scale, half_alpha, num_blocks, tiles, heads, dq_stride, dq_head, D,
+                BUFFERS, K_STAGES, V_STAGES, HAS_TARGETS, 0,
             )),
             (_consume_keys, (
-                DQ, Sums, Offsets, Targets, tile_s, tile_full, tile_empty, q_s, do_s, k_s, v_s, q_full, q_empty,
-                k_full, k_empty, v_full, v_empty, dq_scale, half_alpha, num_blocks, tiles, heads, dq_stride, dq_head,
-                D, BUFFERS, K_STAGES, V_STAGES, HAS_TARGETS, HAS_SUMS, 1,
+                DQ, Offsets, Targets, tile_s, tile_full, tile_empty, q_s, do_s, k_s, v_s, q_full, q_empty, k_full,
+                k_empty, v_full, v_empty, dq_scale, half_alpha, num_blocks, tiles, heads, dq_stride, dq_head, D,
+                BUFFERS, K_STAGES, V_STAGES, HAS_TARGETS, 1,
             )),
             (_produce_keys, (
                 q_desc, k_desc, v_desc, do_desc, Offsets, Targets, Counter, tile_s, tile_full, tile_empty, q_s,

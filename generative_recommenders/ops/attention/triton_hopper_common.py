@@ -121,17 +121,3 @@ def barrier_pairs(COUNT: gl.constexpr, CONSUMERS: gl.constexpr):
         mbarrier.init(full.index(index), count=1)
         mbarrier.init(empty.index(index), count=CONSUMERS)
     return full, empty
-
-
-@gluon.jit
-def store_column_sums(Sums, slot, row_stride: gl.constexpr, column, tile, keep, present):
-    """Sums of the kept rows of ``tile`` [64, D] → D floats of row ``slot`` from ``column`` on, where ``present``.
-
-    A slot is written by one warpgroup of one tile alone (``triton_launch.tile_sums``), so nothing is added in memory.
-    """
-    LAYOUT: gl.constexpr = tile.type.layout
-    D: gl.constexpr = tile.shape[1]
-    total = gl.sum(gl.where(keep, tile, 0.0), axis=0)
-    c = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
-    at = Sums + (slot.to(gl.int64) * row_stride + column)
-    gl.store(at + c, total, mask=c < gl.where(present, D, 0))

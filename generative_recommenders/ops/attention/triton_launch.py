@@ -8,7 +8,6 @@ import triton
 from generative_recommenders.ops.attention.call import AttentionCall
 from generative_recommenders.ops.attention.configs import LaunchConfig, launch_config
 from generative_recommenders.ops.attention.triton_bwd import attention_backward_kv, attention_backward_q
-from generative_recommenders.ops.attention.triton_column_sums import sum_columns, tile_sums
 from generative_recommenders.ops.attention.triton_fwd import attention_forward
 from generative_recommenders.ops.dispatch import triton_interpreted
 
@@ -66,28 +65,20 @@ def launch_forward(q, k, v, out, call: AttentionCall) -> None:
     )  # fmt: skip
 
 
-def launch_backward(dout, q, k, v, dq, dk, dv, call: AttentionCall, sums: bool = False) -> tuple | None:
-    """Write the gradients into ``dq``, ``dk`` [T, H, d_qk] and ``dv`` [T, H, d_v]; every row is written once.
-
-    With ``sums`` also returns the sums over rows of dq, dk and dv, fp32 [H * d_qk], [H * d_qk] and [H * d_v].
-    """
-    rows, heads = q.shape[:2]
-    q_columns, v_columns = heads * q.shape[2], heads * v.shape[2]
-    if rows == 0 or call.max_seq_len == 0:
-        zeros = torch.zeros(2 * q_columns + v_columns, device=q.device, dtype=torch.float32)
-        return zeros.split([q_columns, q_columns, v_columns]) if sums else None
+def launch_backward(dout, q, k, v, dq, dk, dv, call: AttentionCall) -> None:
+    """Write the gradients into ``dq``, ``dk`` [T, H, d_qk] and ``dv`` [T, H, d_v]; every row is written once."""
+    if q.shape[0] == 0 or call.max_seq_len == 0:
+        return
+    heads = q.shape[1]
     config = launch_config("backward_kv", q.device, q.shape[2], v.shape[2], q.dtype)
     blocks = triton.cdiv(call.max_seq_len, config.block_n)
-    kv_sums = tile_sums(rows, config.block_n, call, q_columns + v_columns, q.device) if sums else None
     attention_backward_kv[(blocks * heads * call.batch,)](
-        q, k, v, dout, dk, dv, kv_sums, *_scalars(call, blocks, heads), *_strides(q, k, v, dout, dk, dv),
-        HAS_SUMS=sums, **_constants(call, q, v, config),
+        q, k, v, dout, dk, dv, *_scalars(call, blocks, heads), *_strides(q, k, v, dout, dk, dv),
+        **_constants(call, q, v, config),
     )  # fmt: skip
     config = launch_config("backward_q", q.device, q.shape[2], v.shape[2], q.dtype)
     blocks = triton.cdiv(call.max_seq_len, config.block_m)
-    q_sums = tile_sums(rows, config.block_m, call, q_columns, q.device) if sums else None
     attention_backward_q[(blocks * heads * call.batch,)](
-        q, k, v, dout, dq, q_sums, *_scalars(call, blocks, heads), *_strides(q, k, v, dout, dq),
-        HAS_SUMS=sums, **_constants(call, q, v, config),
+        q, k, v, dout, dq, *_scalars(call, blocks, heads), *_strides(q, k, v, dout, dq),
+        **_constants(call, q, v, config),
     )  # fmt: skip
-    return (sum_columns(q_sums), *sum_columns(kv_sums).split([q_columns, v_columns])) if sums else None

@@ -59,12 +59,13 @@ class Projection:
 
     def attend_backward(self, d_out: torch.Tensor, vqk: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         """Write the gradients of V, Q and K into ``grad`` beside U's; returns their column sums, fp32."""
-        from generative_recommenders.ops.attention.kernels import backward_with_sums
+        from generative_recommenders.ops.attention.kernels import backward_into
+        from generative_recommenders.ops.attention.triton_column_sums import sum_columns
 
         d_out = d_out.to(self.dtype).unflatten(1, (self.heads, self.d_v))
-        gradients = self._split(grad[:, self.u_columns :])
-        sum_q, sum_k, sum_v = backward_with_sums(d_out, *self._split(vqk), *gradients, self.call)
-        return torch.cat([sum_v, sum_q, sum_k])
+        dq, dk, dv = self._split(grad[:, self.u_columns :])
+        backward_into(d_out, *self._split(vqk), dq, dk, dv, self.call)
+        return torch.cat([sum_columns(t.flatten(1)) for t in (dv, dq, dk)])
 
     def _split(self, vqk: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(q, k, v) views [T, H, d] of the columns V, Q, K."""

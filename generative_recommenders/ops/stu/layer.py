@@ -2,8 +2,8 @@
 
 Why not a composition of functions: between functions gradients would be copied and summed. Here
 
-- LMSD's and attention's backward write the gradients of U, V, Q and K into one buffer that two products read, and their
-  column sums, the projection's bias gradient, leave the same kernels;
+- LMSD's and attention's backward write the gradients of U, V, Q and K into one buffer that two products read; of their
+  column sums, the projection's bias gradient, U's leave LMSD's backward and only V's, Q's and K's are read back;
 - the forward's LayerNorm copies x into the output, where the output projection is added to it;
 - the backward's LayerNorm adds the residual's gradient;
 - y = LMSD's output, where it is not kept, is written by LMSD's backward in the place of its own gradient.

@@ -49,10 +49,8 @@ def attention_source(kernel: str, arch: int, d_qk: int, d_v: int, dtype: torch.d
         FAST=dtype != torch.float32,
         PRECISION="ieee",
         STAGES=config.num_stages,
-        HAS_SUMS=True,
         **flags,
     )
-    constants = {name: value for name, value in constants.items() if name in KERNELS[kernel].arg_names}
     return _source(KERNELS[kernel], constants, TYPES[dtype], norm_tensor), config
 
 
@@ -128,27 +126,21 @@ def hopper_sources(few: bool):
         (triton_hopper_bwd.hopper_backward_kv, hopper_launch.KV_DEPTH),
         (triton_hopper_bwd.hopper_backward_q, hopper_launch.Q_DEPTH),
     )
-    for width, kind, has_targets, has_sums in ((128, "bf16", True, True),) if few else HOPPER_CASES:
+    for width, kind, has_targets in ((128, "bf16", True),) if few else HOPPER_CASES:
         element = gl.bfloat16 if kind == "bf16" else gl.float16
         layout = gl.NVMMASharedLayout.get_default_for([64, width], element)
         for fn, depth in kernels:
-            flags = dict(D=width, NORM_IS_TENSOR=False, HAS_TARGETS=has_targets, HAS_SUMS=has_sums, **options, **depth)
+            flags = dict(D=width, NORM_IS_TENSOR=False, HAS_TARGETS=has_targets, **options, **depth)
             constants = {name: value for name, value in flags.items() if name in fn.arg_names}
             plain = _source(fn, constants, kind)
             for name in fn.arg_names:
                 if name.endswith("_desc"):
                     plain.signature[name] = f"tensordesc<{kind}[64, {width}],{layout!r}>"
             source = GluonASTSource(fn, plain.signature, plain.constants, plain.attrs)
-            label = f"{'targets' if has_targets else 'causal'}{' sums' if has_sums else ''}"
-            yield f"{fn.__name__} {width} {kind} {label}", source
+            yield f"{fn.__name__} {width} {kind} {'targets' if has_targets else 'causal'}", source
 
 
-HOPPER_CASES = (
-    (128, "bf16", True, True),
-    (128, "bf16", True, False),
-    (128, "fp16", False, True),
-    (64, "bf16", True, True),
-)
+HOPPER_CASES = ((128, "bf16", True), (128, "fp16", False), (64, "bf16", True))
 STRIDES = dict(stride=2048, head=128)
 
 

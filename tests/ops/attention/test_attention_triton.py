@@ -11,7 +11,7 @@ import torch
 
 from generative_recommenders.ops.attention import configs, hstu_mha, kernels, tune
 from generative_recommenders.ops.attention.attention import make_call
-from generative_recommenders.ops.attention.triton_column_sums import tile_sums
+from generative_recommenders.ops.attention.triton_column_sums import sum_columns
 from tests.ops.attention.oracle import MASKS, Mask, attention_by_rows, make_case, sees, visible
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3}
@@ -72,53 +72,13 @@ def test_tile_shapes_change_nothing(mask, block_m, block_n):
         assert_close(run(case, 0.3, 13.0), oracle(case, 0.3, 13.0), TOLERANCE[torch.float32])
 
 
-def gradients_and_sums(case):
-    """Explicit backward: (dq, dk, dv) and their sums over rows."""
-    call = make_call(
-        case.q, case.offsets, case.longest, 0.3, 13.0, case.num_targets, case.mask.causal, case.mask.window,
-        case.mask.context,
-    )  # fmt: skip
-    rows = [t.detach() for t in (case.q, case.k, case.v)]
-    gradients = [torch.full_like(t, float("nan")) for t in rows]
-    return gradients, kernels.backward_with_sums(case.dout, *rows, *gradients, call)
-
-
-def check_sums(case, tolerance):
-    """Column sums beside the gradients are those gradients' own; asking for them changes no bit, nor does a repeat."""
-    gradients, sums = gradients_and_sums(case)
-    for name, gradient, got in zip(NAMES[1:], gradients, sums, strict=True):
-        assert got.dtype == torch.float32 and error(got, gradient.double().sum(0).flatten()) < tolerance, name
-    again, same_sums = gradients_and_sums(case)
-    with kernels.sums_in_kernels(False):
-        without, outside = gradients_and_sums(case)
-    for a, b, c in zip(gradients, again, without, strict=True):
-        assert torch.equal(a, b) and torch.equal(a, c)
-    for a, b, c in zip(sums, same_sums, outside, strict=True):
-        assert torch.equal(a, b) and error(a, c) < tolerance
-
-
-@pytest.mark.parametrize("tile_rows, parts", [(32, 1), (128, 2)])  # as plain kernels and as Hopper's divide tiles
-def test_no_two_tiles_share_a_slot_of_sums(tile_rows, parts):
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(30):
-        lengths = torch.randint(0, 300, (20,), generator=generator).tolist() + [1, 0, 64, 128, 63, 65]
-        offsets = torch.tensor([0, *lengths]).cumsum(0)
-        call = make_call(torch.empty(0), offsets, 300, 1.0, 1.0, None, True, 0, 0)
-        part = tile_rows // parts
-        slots = [
-            (int(offsets[s]) + row // tile_rows * tile_rows) // part + s + row % tile_rows // part
-            for s, length in enumerate(lengths)
-            for row in range(0, length, part)
-        ]
-        assert len(set(slots)) == len(slots)
-        assert max(slots) < tile_sums(sum(lengths), part, call, 1, torch.device("cpu")).shape[0]
-
-
-@pytest.mark.parametrize("lengths", [[15, 17, 1, 0, 48], [1] * 7, [0, 0, 33, 0, 64], []], ids=str)
-@pytest.mark.parametrize("block_m, block_n", [(16, 32), (32, 16)])
-def test_column_sums(lengths, block_m, block_n):
-    with all_forced(configs.LaunchConfig(block_m, block_n, 4, 1)):
-        check_sums(make_case(lengths, 2, 16, 24, torch.float32, MASKS[2], seed=4), 1e-5)
+@pytest.mark.parametrize("rows, columns", [(0, 24), (1, 24), (33, 600), (150, 1024)])
+def test_column_sums(rows, columns):
+    source = torch.randn(rows, columns + 40, generator=torch.Generator().manual_seed(6))
+    for part in (source[:, 16 : 16 + columns], source[:, : 2 * 8 : 2], source.half()[:, 40:]):
+        got = sum_columns(part)
+        assert got.dtype == torch.float32 and torch.equal(got, sum_columns(part))
+        torch.testing.assert_close(got.double(), part.double().sum(0), rtol=1e-5, atol=1e-5)
 
 
 def test_norm_may_be_a_tensor():
