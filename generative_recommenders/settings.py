@@ -8,6 +8,7 @@ what it may be. ``docs/knobs.md`` is generated from this registry.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 
 from generative_recommenders.errors import UserError
@@ -59,7 +60,7 @@ class Knob:
             raise self._refuse(text, what) from None
         too_low = self.low is not None and number < self.low
         too_high = self.high is not None and number > self.high
-        if too_low or too_high or number != number:
+        if too_low or too_high or not math.isfinite(number):
             raise self._refuse(text, f"a value in {self.bounds()}")
         return number
 

@@ -10,6 +10,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping
+from math import isfinite
 
 from generative_recommenders.errors import UserError
 
@@ -70,6 +71,8 @@ def convert(name: str, value: object, hint: object, about: Mapping) -> object:
     if kind in (int, float):
         if (low is not None and not value >= low) or (high is not None and not value <= high) or value != value:
             raise UserError(f"{name} = {value!r}: expected a value in {bounds(about)}")
+        if not isfinite(value):  # no such literal in gin or JSON
+            raise UserError(f"{name} = {value!r}: expected a finite number")
     return value
 
 
@@ -105,7 +108,7 @@ class TrainConfig(Section):
     seed: int = option(1, "weights, and with the rank dropout and shuffling", low=0, high=2**31 - 1)
     batch_size: int = option(64, "samples per rank and step", low=1, high=2**20)
     eval_batch_size: int = option(0, "samples per rank in evaluation; 0: batch_size", low=0, high=2**20)
-    epochs: int = option(1, "passes over the training windows", low=1)
+    epochs: int = option(1, "passes over the training windows", low=1, high=100_000)
     max_steps: int = option(0, "stop after so many steps; 0: no limit", low=0)
     shuffle: bool = option(True, "shuffle the training samples inside each window, seeded")
     eval_every_samples: int = option(0, "evaluate each time so many samples were trained; 0: off", low=0)
@@ -132,8 +135,8 @@ class OptimizerConfig(Section):
 
     dense_lr: float = option(1e-3, "base learning rate of Adam", low=0.0, high=10.0)
     sparse_lr: float = option(0.02, "base learning rate of row-wise Adagrad", low=0.0, high=10.0)
-    beta1: float = option(0.95, "Adam's first beta", low=0.0, high=1.0)
-    beta2: float = option(0.999, "Adam's second beta", low=0.0, high=1.0)
+    beta1: float = option(0.95, "Adam's first beta", low=0.0, high=0.999999)
+    beta2: float = option(0.999, "Adam's second beta", low=0.0, high=0.99999999)
     eps: float = option(1e-8, "of both optimizers", low=0.0, high=1.0)
     clip_norm: float = option(1.0, "largest norm of the dense gradient; 0: no clipping", low=0.0)
     weight_decay: float = option(0.0, "decoupled decay of the dense weights (AdamW) where above 0", low=0.0, high=1.0)
@@ -165,6 +168,8 @@ class ShardingConfig(Section):
 
     def check(self) -> None:
         for table, sharding in self.tables.items():
+            if not isinstance(table, str):
+                raise UserError(f"sharding.tables names {table!r}: expected the name of a table in quotes")
             if sharding not in SHARDINGS:
                 raise UserError(f"sharding.tables[{table!r}] = {sharding!r}: expected one of {', '.join(SHARDINGS)}")
 
@@ -266,7 +271,7 @@ class ModelConfig(Section):
         if not self.tasks:
             raise UserError(f"model.tasks = (): expected one or more of {', '.join(TASK_BITS)}")
         for task in self.tasks:
-            if task not in TASK_BITS:
+            if task not in tuple(TASK_BITS):  # a tuple compares, a dictionary would hash: the value may be a list
                 raise UserError(f"model.tasks names {task!r}: expected one or more of {', '.join(TASK_BITS)}")
 
 

@@ -219,9 +219,14 @@ def _refuse_idle_bindings(macros_used: set[str]) -> None:
 
     References to configurables are refused as well: resolving one would run it.
     """
-    reference = re.search(r"^(\S+) = (@\S+)", gin.config_str(), re.MULTILINE)
-    if reference:
-        raise UserError(f"{reference.group(1)} = {reference.group(2)}: references are not used here; write a value")
+    bound = [(*key, *option) for key, options in gin.config._CONFIG.items() for option in options.items()]
+    for scope, selector, option, value in bound:
+        name = f"{selector.removeprefix('hstu.')}.{option}"
+        if not selector.startswith("hstu.") and not (selector == "gin.macro" and scope):
+            raise UserError(f"binding {name}: not an option of a run; see --list-options")
+        for reference in gin.config.iterate_references({option: value}):  # wherever it hides inside the value
+            if not reference.scoped_selector.endswith("/gin.macro"):
+                raise UserError(f"{name} = {reference}: references are not used here; write a value")
     for name in _bound_names():
         if "/" in name:
             raise UserError(f"binding {name}: scopes are not used here; write {name.split('/')[-1]}")

@@ -81,7 +81,15 @@ def test_a_missing_file_is_named():
         ("sharding.tables={'uid': 'rowwise'}", "row_wise, table_wise, column_wise"),
         ("train.stop_at_target=True", "needs train.target_auc"),
         ("tiny.users=2.5", "whole number"),
-        ("train.seed=@tiny()", "references are not used here"),
+        ("train.seed=@tiny()", "train.seed = @tiny(): references are not used here"),
+        ("model.tasks=[@tiny()]", "references are not used here"),
+        ("sharding.tables={'uid': @tiny()}", "references are not used here"),
+        ("macro.value=3", "not an option of a run"),
+        ("optimizer.clip_norm=1e999", "finite number"),
+        ("optimizer.beta1=1.0", "0.0 to 0.999999"),
+        ("train.epochs=1000000000", "1 to 100000"),
+        ("model.tasks=([1],)", "model.tasks names [1]"),
+        ("sharding.tables={1: 'row_wise'}", "sharding.tables names 1"),
     ],
 )
 def test_a_wrong_type_or_range_is_refused(small_config, binding, wanted):
@@ -149,7 +157,7 @@ def test_an_environment_value_changes_its_own_option_only(cap_in_gin, monkeypatc
     assert {name for name in after if after[name] != before[name]} == {"sharding.hbm_cap_gb"}
 
 
-@pytest.mark.parametrize("text", ["", "  ", "much", "-1", "nan"])
+@pytest.mark.parametrize("text", ["", "  ", "much", "-1", "nan", "inf"])
 def test_a_bad_environment_value_is_named(small_config, monkeypatch, text):
     monkeypatch.setenv("HSTU_HBM_CAP_GB", text)
     assert "HSTU_HBM_CAP_GB" in refused([small_config()])
