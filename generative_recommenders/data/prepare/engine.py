@@ -87,6 +87,10 @@ def readable_errors(what: str, folder: pathlib.Path | None = None) -> Iterator[N
     """Turn the engine's and the disk's errors into one ``UserError`` line that says what was being done."""
     try:
         yield
+    except (duckdb.InterruptException, RuntimeError) as error:  # Ctrl-C while the engine works
+        if "interrupted" not in str(error).lower():
+            raise
+        raise KeyboardInterrupt from None
     except duckdb.Error as error:
         # Python errors raised while DuckDB pulls from a Python generator come back wrapped in its own.
         text = " ".join(str(error).split())

@@ -10,6 +10,7 @@ import pytest
 
 from generative_recommenders.data.cache import MARKER, EventCache
 from generative_recommenders.data.prepare import Limits, columns, describe, prepare, verify
+from generative_recommenders.data.prepare.engine import readable_errors
 from generative_recommenders.data.prepare.job import Job
 from generative_recommenders.data.yambda.files import yambda_source
 from generative_recommenders.errors import UserError
@@ -147,6 +148,18 @@ def test_two_at_once_are_refused(files, tmp_path):
     with Job(tmp_path / "cache", "digest").opened(False):
         with pytest.raises(UserError, match="another process"):
             run(files, tmp_path / "cache")
+
+
+def test_an_interruption_inside_the_engine_is_one():
+    with pytest.raises(KeyboardInterrupt):
+        with readable_errors("sorting"):
+            raise RuntimeError("Query interrupted")
+    with pytest.raises(RuntimeError, match="another"):
+        with readable_errors("sorting"):
+            raise RuntimeError("another")
+    with pytest.raises(UserError, match="sorting: bad stream"):
+        with readable_errors("sorting"):
+            raise pa.ArrowInvalid("bad\nstream")
 
 
 def test_input_that_changes_underway_is_noticed(files, tmp_path, monkeypatch):
