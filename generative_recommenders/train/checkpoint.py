@@ -14,6 +14,7 @@ import os
 import pathlib
 import re
 import shutil
+from collections.abc import Mapping
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -21,12 +22,19 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
 from generative_recommenders.errors import UserError
+from generative_recommenders.modules.dlrm_hstu import DlrmHSTU
 from generative_recommenders.train import randomness
 from generative_recommenders.train.distributed import World
 from generative_recommenders.train.gin_files import FREE_ON_RESUME, RunConfig
 from generative_recommenders.train.optimizers import Optimizers
 
 FORMAT = 1
+# A second checkpoint at one step replaces the first, which is out of the way under this suffix for a moment.
+REPLACED = ".replaced"
+NAME = re.compile(rf"step_(\d+)({re.escape(REPLACED)})?")
+# Options of the model that change what weights mean, although they fit: said when another run's weights are loaded.
+MEANING = """hstu_num_heads hstu_attn_qk_dim hstu_attn_linear_dim max_seq_len attn_norm postprocessor causal target_aware
+    max_attn_len contextual_seq_len use_group_norm""".split()
 
 
 @dataclasses.dataclass
@@ -54,8 +62,8 @@ class Restored:
 
 def newest(folder: pathlib.Path) -> pathlib.Path | None:
     """The complete checkpoint with the highest step in ``folder``, or ``None``."""
-    found = {int(m.group(1)): p for p in folder.glob("step_*") if (m := re.fullmatch(r"step_(\d+)", p.name))}
-    return found[max(found)] if found else None
+    found = [(int(m.group(1)), not m.group(2), p) for p in folder.glob("step_*") if (m := NAME.fullmatch(p.name))]
+    return max(found)[2] if found else None
 
 
 def resolve(path: str) -> pathlib.Path:
@@ -81,6 +89,24 @@ class Checkpointer:
         """Write a checkpoint and drop the oldest ones. ``local`` is this rank's own state beside its random streams."""
         final = self._folder / f"step_{progress.step:08d}"
         partial = self._folder / f"{final.name}.partial"
+        try:
+            self._write(partial, final, model, optimizers, progress, local)
+        except BaseException:
+            if self._world.is_main:
+                shutil.rmtree(partial, ignore_errors=True)  # half a checkpoint serves nobody, least of all a full disk
+            raise
+        self._world.barrier()
+        return final
+
+    def _write(
+        self,
+        partial: pathlib.Path,
+        final: pathlib.Path,
+        model: nn.Module,
+        optimizers: Optimizers,
+        progress: Progress,
+        local: dict[str, torch.Tensor],
+    ) -> None:
         if self._world.is_main:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -90,14 +116,14 @@ class Checkpointer:
         torch.save(own, partial / f"rank_{self._world.rank}.pt")
         self._world.barrier()
         if self._world.is_main:
-            (partial / "meta.json").write_text(json.dumps(self._meta(progress), indent=1) + "\n")
-            shutil.rmtree(final, ignore_errors=True)
+            meta = self._meta(progress, model)
+            (partial / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
+            if final.exists():
+                os.replace(final, final.with_name(final.name + REPLACED))
             os.replace(partial, final)
             self._retire()
-        self._world.barrier()
-        return final
 
-    def _meta(self, progress: Progress) -> dict:
+    def _meta(self, progress: Progress, model: nn.Module) -> dict:
         return {
             "format": FORMAT,
             "progress": dataclasses.asdict(progress),
@@ -105,12 +131,13 @@ class Checkpointer:
             "device": self._world.device.type,
             "fingerprint": self._config.fingerprint(),
             "config": self._config.values(),
+            "meaning": _meaning(model),
             "torch": torch.__version__,
         }
 
     def _retire(self) -> None:
         kept = sorted(p for p in self._folder.glob("step_*") if re.fullmatch(r"step_\d+", p.name))
-        stale = [p for p in self._folder.glob("step_*.partial")]
+        stale = [p for p in self._folder.glob("step_*") if p.name.endswith((".partial", REPLACED))]
         for path in kept[: -self._keep] + stale:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -126,7 +153,7 @@ class Checkpointer:
         state = _tensors(model, optimizers)
         _load(state, path, self._world)
         optimizers.load_dense_state(_unflatten(state["dense_optimizer"]))
-        progress = Progress(**meta["progress"])
+        progress = meta["progress"]
         if meta["world_size"] != self._world.size:
             randomness.seed_dropout(self._config.train.seed, self._world.rank, progress.step)
             return Restored(progress, {}, meta["world_size"])
@@ -149,14 +176,23 @@ class Checkpointer:
                 f"{file}: the random state of rank {self._world.rank} is missing, so the run cannot go on as it was; "
                 f"restore the file, or start from the weights alone with checkpoint.load"
             )
-        own = torch.load(file, weights_only=True)
-        if self._world.device.type == "cuda" and "cuda" not in own:
-            raise UserError(f"{file}: was written on a CPU and has no GPU random state; resume with --device cpu")
+        try:
+            own = dict(torch.load(file, weights_only=True))
+            own["cpu"]
+        except Exception:  # whatever the unpickler makes of a damaged file
+            raise UserError(
+                f"{file}: the random state of rank {self._world.rank} cannot be read; restore the file, or start from "
+                "the weights alone with checkpoint.load"
+            ) from None
+        here, there = self._world.device.type, "cuda" if "cuda" in own else "cpu"
+        if here != there:
+            raise UserError(
+                f"{file}: holds the random state of a run on {there}, this one is on {here}; resume with --device "
+                f"{there}, or start from the weights alone with checkpoint.load"
+            )
         return own
 
     def _check_config(self, path: pathlib.Path, meta: dict) -> None:
-        if meta["fingerprint"] == self._config.fingerprint():
-            return
         now = json.loads(json.dumps(self._config.values(), default=str))
         then = meta["config"]
         for name in sorted(set(now) | set(then)):
@@ -165,12 +201,37 @@ class Checkpointer:
                     f"{path}: was written with {name} = {then.get(name)!r}, this run has {now.get(name)!r}; "
                     "resume with the same configuration, or start from the weights alone with checkpoint.load"
                 )
+        if now["train.mode"] != "eval" and _streams(now) != _streams(then):
+            raise UserError(
+                f"{path}: was written with train.mode = {then['train.mode']!r}, which counts its way through the data "
+                f"otherwise than {now['train.mode']!r}; resume with the same mode"
+            )
 
 
-def load_weights(path: pathlib.Path, model: nn.Module, world: World) -> None:
-    """Load the model's weights alone, onto any number of ranks."""
-    _read_meta(path)
+def _streams(values: Mapping[str, object]) -> bool:
+    """Whether a run counts its way window by window."""
+    return values["train.mode"] == "streaming-train-eval" and not values["mlperf.enabled"]
+
+
+def _meaning(model: nn.Module) -> dict[str, object]:
+    """The resolved ``MEANING`` options of a sharded model."""
+    core = next(module for module in model.modules() if isinstance(module, DlrmHSTU))
+    return {name: getattr(core.config, name) for name in MEANING}
+
+
+def load_weights(path: pathlib.Path, model: nn.Module, world: World) -> list[str]:
+    """Load the model's weights alone, onto any number of ranks.
+
+    Returns:
+        One line for each option under which the weights mean something else than where they were trained.
+    """
+    then = _read_meta(path).get("meaning", {})
     _load({"model": model.state_dict()}, path, world)
+    return [
+        f"{path}: was trained with model.{name} = {then[name]!r}, this run has {now!r}: the same weights score otherwise"
+        for name, now in _meaning(model).items()
+        if then.get(name, now) != now
+    ]
 
 
 def _tensors(model: nn.Module, optimizers: Optimizers) -> dict:
@@ -192,13 +253,15 @@ def _unflatten(flat: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tenso
 
 
 def _read_meta(path: pathlib.Path) -> dict:
+    """``meta.json``, with ``progress`` as a ``Progress``."""
     try:
         meta = json.loads((path / "meta.json").read_text())
-    except (OSError, ValueError) as exc:
-        raise UserError(f"{path}: not a complete checkpoint ({exc}); use an older one") from None
-    if meta.get("format") != FORMAT:
-        raise UserError(f"{path}: checkpoint format {meta.get('format')}, this version reads {FORMAT}")
-    return meta
+        if meta["format"] != FORMAT:
+            raise UserError(f"{path}: checkpoint format {meta['format']}, this version reads {FORMAT}")
+        return {**meta, "progress": Progress(**meta["progress"])}
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        reason = f"meta.json: {type(exc).__name__} {exc}"
+        raise UserError(f"{path}: not a complete checkpoint ({reason}); remove it to use the one before") from None
 
 
 def first_cause(exc: BaseException) -> BaseException:
@@ -210,5 +273,8 @@ def _load(state: dict, path: pathlib.Path, world: World) -> None:
     try:
         dcp.load(state, checkpoint_id=path, process_group=world.host_group)
     except (Exception, CheckpointException) as exc:
-        reason = str(first_cause(exc)).strip().splitlines()[0]
-        raise UserError(f"{path}: does not fit this model ({reason}); check the model and sharding options") from exc
+        cause = first_cause(exc)
+        reason = next(iter(str(cause).strip().splitlines()), "") or type(cause).__name__
+        raise UserError(
+            f"{path}: does not fit this model, or is damaged ({reason}); check the model options, or use another one"
+        ) from exc

@@ -131,7 +131,6 @@ class Trainer:
         self.running = RunningLoss(world.device)
         self.meter = FlopMeter(model, world)
         self.evaluation: dict[str, BinaryResult] = {}
-        self.target_reached = False
         self.learning_rate = 0.0
         self._last_checkpoint = time.monotonic()
         randomness.seed_dropout(config.train.seed, world.rank)
@@ -162,6 +161,9 @@ class Trainer:
     def fit(self) -> None:
         """Train through all phases, evaluating and saving on the way; ends early at the step limit or the target."""
         self.model.train()
+        if self.done():
+            return  # a run resumed where it had ended
+        self.evaluate_if_due()  # one that a signal cut short
         for phase in self.phases[self.progress.phase :]:
             for batch in self.batches(phase):
                 self.step(batch)
@@ -226,8 +228,9 @@ class Trainer:
             self.evaluate()
 
     def evaluate(self) -> None:
-        """Score the hold-out, once per place in the training."""
-        if self.progress.samples_at_last_eval == self.progress.samples and self.evaluation:
+        """Score the hold-out, once per place in the training (again, for its result, in a run resumed right there)."""
+        again = self.progress.samples_at_last_eval == self.progress.samples
+        if again and self.evaluation:
             return
         self.running.check(self.world)
         train = self.config.train
@@ -237,18 +240,18 @@ class Trainer:
             self.signals.check(self.world)
             self.reporter.scored(scored, self.dataset.holdout.num_samples)
 
-        self.mlperf.eval_start(self.progress.samples)
+        if not again:
+            self.mlperf.eval_start(self.progress.samples)
         with self.reporter.watch.paused():
             results = evaluate(self.model, self.dataset, self.config.model.tasks, batch_size, self.world, after_batch)
         main = results[self.config.model.tasks[0]]
         if not main.one_class:
             self.progress.best_auc = max(main.auc, self.progress.best_auc or 0.0)
-        if self.config.target_auc and main.reaches(self.config.target_auc):
-            self.target_reached = True
-        self.mlperf.eval_stop(self.progress.samples, main.auc)
         self.evaluation = results
         self.progress.samples_at_last_eval = self.progress.samples
-        self.reporter.evaluation(self.progress, results)
+        self.reporter.evaluation(self.progress, results, logged=again)
+        if not again:
+            self.mlperf.eval_stop(self.progress.samples, main.auc)
 
     def end_phase(self, phase: Phase) -> None:
         """Evaluate and save where a window or a pass ends, and move on."""
@@ -284,6 +287,11 @@ class Trainer:
             )
         self._last_checkpoint = time.monotonic()
         self.reporter.saved(path)
+
+    @property
+    def target_reached(self) -> bool:
+        """Whether any evaluation of this run, also before it was resumed, reached the target AUC."""
+        return bool(self.config.target_auc) and (self.progress.best_auc or 0.0) >= self.config.target_auc
 
     def done(self) -> bool:
         """Whether the step limit or, if that ends the run, the target is reached."""

@@ -15,6 +15,7 @@ import pathlib
 import time
 
 from generative_recommenders.errors import UserError
+from generative_recommenders.train.checkpoint import Progress
 from generative_recommenders.train.config import MlperfConfig
 from generative_recommenders.train.gin_files import RunConfig
 
@@ -103,12 +104,12 @@ class MlperfLog:
         self._init_ms = int(time.time() * 1e3)
         self._block_samples: int | None = None
 
-    def begin(self, config: RunConfig, figures: dict[str, object], resumed_at: int | None) -> None:
+    def begin(self, config: RunConfig, figures: dict[str, object], resumed_at: Progress | None) -> None:
         """Everything up to the start of the clock.
 
         Args:
             figures: ``global_batch_size``, ``eval_samples``, ``max_sequence_length``, ``precision``.
-            resumed_at: samples at which a resumed run goes on; ``None`` for a fresh one.
+            resumed_at: where a resumed run goes on; ``None`` for a fresh one.
         """
         if self._path is None:
             return
@@ -118,7 +119,7 @@ class MlperfLog:
         self._log = _open(self._path, fresh)
         if fresh:
             self._announce(config, figures)
-        self._start_block(resumed_at or 0)
+        self._start_block(resumed_at.samples if resumed_at else 0)
 
     def _announce(self, config: RunConfig, figures: dict[str, object]) -> None:
         o, log = config.optimizer, self._log
@@ -199,8 +200,9 @@ class MlperfLog:
                 self._log.logger.removeHandler(handler)
             self._log = None
 
-    def _forget_after(self, samples: int) -> None:
-        """Drop what an earlier attempt logged past the checkpoint: later evaluations, and its end."""
+    def _forget_after(self, progress: Progress) -> None:
+        """Drop what an earlier attempt logged past the checkpoint: later evaluations, one cut short, and its end."""
+        samples, evaluated = progress.samples, progress.samples_at_last_eval
         kept = []
         for line in self._path.read_text().splitlines():
             try:
@@ -208,7 +210,8 @@ class MlperfLog:
             except (IndexError, ValueError):
                 continue  # a line cut off by a kill
             count = (event.get("metadata") or {}).get("samples_count", 0)
-            if event["key"] == "run_stop" or count > samples:
+            unfinished = count > evaluated and event["key"] in ("block_stop", "eval_start", "eval_accuracy", "eval_stop")
+            if event["key"] == "run_stop" or count > samples or unfinished:
                 continue
             kept.append(line)
         while kept and '"block_start"' in kept[-1]:

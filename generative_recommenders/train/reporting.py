@@ -84,8 +84,8 @@ class Reporter:
         if self._terminal is not None:
             self._terminal.evaluating(min(1.0, samples * self._world.size / max(total, 1)))
 
-    def evaluation(self, progress: Progress, results: dict[str, BinaryResult]) -> None:
-        """Figures of an evaluation, a warning where the hold-out has one class only."""
+    def evaluation(self, progress: Progress, results: dict[str, BinaryResult], logged: bool = False) -> None:
+        """Figures of an evaluation (``logged``: the metrics have it already), a warning where it has one class only."""
         if self._terminal is None or self._folder is None:
             return
         figures: dict[str, object] = {}
@@ -101,7 +101,8 @@ class Reporter:
                     f"warning: {task} has one class only among {result.samples:,} hold-out samples: AUC is "
                     f"{result.auc} by definition and reaches no target"
                 )
-        self._folder.add("eval", progress.step, progress.samples, figures)
+        if not logged:
+            self._folder.add("eval", progress.step, progress.samples, figures)
 
     def saved(self, path: pathlib.Path) -> None:
         """A checkpoint was written."""

@@ -82,6 +82,7 @@ class _Attempt:
         self.folder: RunFolder | None = None
         self.terminal: Terminal | None = None
         self.mlperf = MlperfLog(None, EvalSchedule(0, 0))
+        self.warnings: list[str] = []
         self.figures: list[tuple[str, str]] = []
         self.kept_traceback = False
 
@@ -133,22 +134,19 @@ class _Attempt:
             folder.path / "mlperf.log" if writes_mlperf else None, evaluation_schedule(config, world)
         )
         trainer = Trainer(config, dataset, model, optimizers, checkpointer, reporter, signals, self.mlperf, world)
-        resumed_at = None
         found = checkpoint.newest(folder.checkpoints) if self.arguments.resume else None
         if found is not None:
             trainer.resume(checkpointer.restore(found, model, optimizers))
         elif config.checkpoint.load:
-            checkpoint.load_weights(checkpoint.resolve(config.checkpoint.load), model, world)
-        if self.arguments.resume:
-            resumed_at = trainer.progress.step
+            self.warnings = checkpoint.load_weights(checkpoint.resolve(config.checkpoint.load), model, world)
         trainer.rehearse()
         if self.is_main:
             self.terminal = terminal
             terminal.start()
-            folder.start(config.to_gin(), resumed_at)
+            folder.start(config.to_gin(), trainer.progress if self.arguments.resume else None)
             self._introduce(dataset, trainer, found)
             self.mlperf.begin(
-                config, self._mlperf_figures(dataset, trainer), trainer.progress.samples if found else None
+                config, self._mlperf_figures(dataset, trainer), trainer.progress if found else None
             )
         return trainer
 
@@ -168,6 +166,8 @@ class _Attempt:
         terminal.print(f"{world.size} x {world.device.type}, run folder {self.folder.path}")
         why_no_peak = trainer.meter.why_no_peak
         terminal.print(f"{SHARES_NOTE}; {MFU_NOTE if why_no_peak is None else why_no_peak}")
+        for warning in self.warnings:
+            terminal.print(f"warning: {warning}")
         if self.config.mlperf.enabled:
             for departure in departures(self.config, self.config.train.batch_size * world.size):
                 terminal.print(f"warning: outside MLPerf's closed division: {departure}")

@@ -17,6 +17,7 @@ import shutil
 from torch.utils.tensorboard import SummaryWriter
 
 from generative_recommenders.errors import UserError
+from generative_recommenders.train.checkpoint import Progress
 
 
 @dataclasses.dataclass
@@ -49,13 +50,13 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self._writer: SummaryWriter | None = None
 
-    def start(self, config_text: str, resumed_at: int | None) -> None:
-        """Create the folder, or go on in it after step ``resumed_at`` (later metrics are dropped)."""
+    def start(self, config_text: str, resumed_at: Progress | None) -> None:
+        """Create the folder, or go on in it from ``resumed_at`` (what was logged after it is dropped)."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / "config.gin", config_text)
         if resumed_at is not None:
             self._forget_after(resumed_at)
-        purge = None if resumed_at is None else resumed_at + 1
+        purge = None if resumed_at is None else resumed_at.step + 1
         self._writer = SummaryWriter(str(self.path / "tensorboard"), purge_step=purge)
 
     @property
@@ -63,8 +64,10 @@ class RunFolder:
         """One JSON object a line, each with ``kind`` (train or eval), ``step`` and ``samples``."""
         return self.path / "metrics.jsonl"
 
-    def _forget_after(self, step: int) -> None:
-        kept = [json.dumps(row) for row in self.metrics() if row["step"] <= step]
+    def _forget_after(self, progress: Progress) -> None:
+        last = {"train": progress.logged_step, "eval": progress.samples_at_last_eval}
+        at = {"train": "step", "eval": "samples"}
+        kept = [json.dumps(row) for row in self.metrics() if row[at[row["kind"]]] <= last[row["kind"]]]
         write_atomically(self.metrics_file, "".join(line + "\n" for line in kept))
 
     def metrics(self) -> list[dict]:

@@ -61,6 +61,8 @@ def shard(model: nn.Module, config: ShardingConfig, world: World, init: ShardIni
     Raises:
         UserError: an override names an unknown table, or the tables do not fit.
     """
+    if config.dedup_indices and world.device.type == "cpu":
+        raise UserError("sharding.dedup_indices = True: FBGEMM has no CPU kernel for it; use a GPU, or set it to False")
     for collection in _collections(model):
         for table in collection.embedding_configs():
             table.init_fn = _leave_as_is  # TorchRec would call it on a shard without saying which

@@ -198,3 +198,116 @@ def test_a_checkpoint_loads_on_another_number_of_ranks(trainer_process, small_co
     )
     done = trainer_process("--config", config, "--run-name", "x", "--resume", "--bind", "train.max_steps=5", check=0)
     assert "saved by 2 ranks, resumed on 1: dropout draws from new streams" in done.out
+
+
+def rows_of(tmp_path, name, kind):
+    return [row for row in metrics(tmp_path, name) if row["kind"] == kind]
+
+
+def test_a_finished_run_that_is_resumed_trains_no_further(train, tmp_path):
+    more = {"checkpoint.at_end": "True", "checkpoint.every_steps": "2"}
+    assert train("x", "train.max_steps=4", more=more)[0] == 0
+    before = metrics(tmp_path, "x")
+    assert train("x", "train.max_steps=4", more=more, resume=True)[0] == 0
+    assert metrics(tmp_path, "x") == before
+    assert result(tmp_path, "x")["samples"] == 64
+
+
+def test_a_target_reached_before_the_run_was_resumed_still_counts(train, tmp_path):
+    more = {"train.target_auc": "0.05", "train.eval_every_samples": "64", "checkpoint.every_steps": "4"}
+    assert train("x", "train.max_steps=4", more=more)[0] == 0
+    status, _ = train("x", "train.stop_at_target=True", more=more, resume=True)
+    assert status == 0 and result(tmp_path, "x")["samples"] == 64
+
+
+def test_an_evaluation_cut_short_is_made_up_for_and_logged_once(train, tmp_path, monkeypatch):
+    from generative_recommenders.train import loop
+
+    more = {"train.eval_every_samples": "48", "checkpoint.every_steps": "3", "train.max_steps": "7"}
+    assert train("straight", more=more)[0] == 0
+    real, calls = loop.evaluate, iter(range(9))
+
+    def cut(*arguments):
+        if next(calls) == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return real(*arguments)
+
+    monkeypatch.setattr(loop, "evaluate", cut)
+    assert train("x", more=more)[0] == 1
+    monkeypatch.undo()
+    assert result(tmp_path, "x")["samples"] == 96 and len(rows_of(tmp_path, "x", "eval")) == 1
+    assert train("x", more=more, resume=True)[0] == 0
+    assert metrics(tmp_path, "x") == metrics(tmp_path, "straight")
+
+
+def test_an_evaluation_after_the_checkpoint_of_its_step_is_not_kept_twice(train, tmp_path):
+    more = {"train.epochs": "2", "checkpoint.every_steps": "13"}  # a pass is 13 steps: saved, then evaluated
+    assert train("x", "train.max_steps=15", more=more)[0] == 0
+    shutil.rmtree(tmp_path / "runs/x/checkpoints/step_00000015", ignore_errors=True)
+    assert train("x", "train.max_steps=15", more=more, resume=True)[0] == 0
+    assert [row["step"] for row in rows_of(tmp_path, "x", "eval")] == [13, 15]
+
+
+def damage(kind, folder):
+    if kind == "truncated":
+        with (folder / "__0_0.distcp").open("r+b") as file:
+            file.truncate(100)
+    elif kind == "no index":
+        (folder / ".metadata").unlink()
+    elif kind == "random state":
+        (folder / "rank_0.pt").write_text("garbage")
+    else:
+        (folder / "meta.json").write_text({"list": "[]", "no json": "{", "empty": "{}"}[kind])
+
+
+@pytest.fixture(scope="module")
+def saved_run(tmp_path_factory):
+    """A run of two steps with its configuration, to be copied and damaged."""
+    import runpy
+
+    tiny = runpy.run_path(str(__import__("pathlib").Path(__file__).with_name("launch_tiny.py")))
+    folder = tmp_path_factory.mktemp("saved")
+    path = folder / "small.gin"
+    path.write_text(tiny["small_gin"](**{**DROPOUT, "checkpoint.every_steps": "2"}))
+    arguments = ["--config", str(path), "--runs-dir", str(folder / "runs"), "--run-name", "x"]
+    assert main([*arguments, "--bind", "train.max_steps=2"]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["truncated", "no index", "random state", "list", "no json", "empty"])
+def test_a_damaged_checkpoint_is_one_line_that_names_it(saved_run, tmp_path, capfd, kind):
+    shutil.copytree(saved_run / "runs", tmp_path / "runs")
+    damage(kind, tmp_path / "runs/x/checkpoints/step_00000002")
+    arguments = ["--config", str(saved_run / "small.gin"), "--runs-dir", str(tmp_path / "runs"), "--run-name", "x"]
+    capfd.readouterr()
+    assert main([*arguments, "--resume"]) == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1 and "step_00000002" in error and len(error) < 900
+
+
+def test_a_run_is_not_resumed_in_a_mode_that_counts_otherwise(saved_run, tmp_path, capfd):
+    shutil.copytree(saved_run / "runs", tmp_path / "runs")
+    arguments = ["--config", str(saved_run / "small.gin"), "--runs-dir", str(tmp_path / "runs"), "--run-name", "x"]
+    assert main([*arguments, "--resume", "--bind", "train.mode=streaming-train-eval"]) == 2
+    assert "written with train.mode = 'train-eval'" in capfd.readouterr().err
+    assert main([*arguments, "--resume", "--bind", "train.mode=eval"]) == 0
+
+
+def test_weights_that_would_score_otherwise_are_loaded_with_a_warning(saved_run, tmp_path, capfd):
+    load = f"checkpoint.load={saved_run / 'runs' / 'x'}"
+    arguments = ["--config", str(saved_run / "small.gin"), "--runs-dir", str(tmp_path / "runs"), "--bind", load]
+    arguments += ["--bind", "train.mode=eval", "--run-name"]
+    assert main([*arguments, "same"]) == 0
+    assert "warning" not in capfd.readouterr().out
+    assert main([*arguments, "other", "--bind", "model.max_seq_len=99", "--bind", "model.attn_norm=batch_max"]) == 0
+    output = capfd.readouterr().out
+    assert "was trained with model.max_seq_len = 10, this run has 99" in output
+    assert "was trained with model.attn_norm = 'max_seq_len'" in output
+
+
+def test_a_kill_while_a_checkpoint_is_replaced_loses_none(tmp_path):
+    for name in ("step_00000002", "step_00000004.replaced", "step_00000004.partial"):
+        (tmp_path / name).mkdir()
+    assert checkpoint.newest(tmp_path).name == "step_00000004.replaced"
+    (tmp_path / "step_00000004").mkdir()
+    assert checkpoint.newest(tmp_path).name == "step_00000004"
