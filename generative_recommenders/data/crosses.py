@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numba
 import numpy as np
 
+from generative_recommenders.data.schema import CROSS_JOINT
 from generative_recommenders.errors import UserError
 
 #: What a cross is made of; ``user`` is the uid, ``hour`` the hour of day of the request, the others the candidate's.
@@ -45,12 +46,12 @@ _P5 = np.uint64(0x27D4EB2F165667C5)
 
 def is_cross(feature: str) -> bool:
     """Whether a contextual feature is a cross, by its name: ``a_x_b`` or ``a_x_b_x_c``."""
-    return "_x_" in feature
+    return CROSS_JOINT in feature
 
 
 def cross_parts(feature: str) -> tuple[str, ...]:
     """``user_x_artist`` → ``("user", "artist")``; one to three parts, else ``UserError``."""
-    parts = tuple(feature.split("_x_"))
+    parts = tuple(feature.split(CROSS_JOINT))
     if not 2 <= len(parts) <= 3 or not all(parts):
         raise UserError(f"cross {feature!r} has {len(parts)} parts: two or three joined by '_x_' are possible")
     return parts

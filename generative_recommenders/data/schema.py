@@ -18,6 +18,9 @@ ACTION_TIMESTAMP = "action_timestamp"
 QUERY_TIME = "item_query_time"
 CANDIDATE_ACTION_WEIGHT = "item_action_weight"
 
+#: What joins the parts of a cross's name (crosses.py), and therefore stands in no other feature's name.
+CROSS_JOINT = "_x_"
+
 
 def candidate_name(item_feature: str) -> str:
     """The candidate's name of a history feature: ``item_id`` → ``item_candidate_id``, f → ``item_candidate_<f>``."""

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 
 import duckdb
 
-from generative_recommenders.data.crosses import is_cross
 from generative_recommenders.data.prepare.engine import name
 from generative_recommenders.data.prepare.source import (
     INTEGER_TYPES,
@@ -29,6 +28,7 @@ from generative_recommenders.data.schema import (
     ACTION_TIMESTAMP,
     ACTION_WEIGHT,
     CANDIDATE_ACTION_WEIGHT,
+    CROSS_JOINT,
     LISTEN_PLUS,
     QUERY_TIME,
     SKIP,
@@ -119,7 +119,7 @@ def events_source(
 def _check_names(columns: EventColumns, attributes: Sequence[str], context: Sequence[str]) -> None:
     """Names of features: not taken, different, no cross's name, fit for a file name, and no outcome among them."""
     for column in (*attributes, *context):
-        if column in TAKEN or is_cross(column) or "/" in column or [*attributes, *context].count(column) > 1:
+        if column in TAKEN or CROSS_JOINT in column or "/" in column or [*attributes, *context].count(column) > 1:
             raise UserError(
                 f"feature name {column!r} is not possible: rename the column (names must differ, hold no '/' and no "
                 f"'_x_', and not be one of {', '.join(TAKEN)})"
