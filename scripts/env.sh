@@ -1,6 +1,7 @@
 # Sourced by the other scripts: makes .venv from the pinned requirements (only when they changed) and sets $PYTHON.
 #
-# HSTU_ENV=cpu|gpu picks the requirement set (default cpu); HSTU_PYTHON names the interpreter that makes .venv.
+# HSTU_ENV=cpu|gpu picks the requirement set (default: the one .venv has, else cpu); HSTU_PYTHON names the interpreter
+# that makes .venv.
 
 REPO="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="$REPO/.venv"
@@ -26,18 +27,25 @@ requirements_hash() {
   cat "$REPO"/requirements/*.txt | { cat; echo "$HSTU_ENV"; } | cksum | tr ' ' '-'
 }
 
+made_for() {
+  cat "$VENV/.requirement_set" 2>/dev/null || echo "$1"
+}
+
 make_env() {
   local want python
   want="$(requirements_hash)"
   [ "$(cat "$VENV/.requirements" 2>/dev/null)" = "$want" ] && return
-  # A .venv whose interpreter has gone (an upgraded system Python) is made anew.
-  if ! "$VENV/bin/python" -c '' 2>/dev/null; then
+  # Made anew: a .venv whose interpreter has gone (an upgraded system Python), and one of the other set, since the two
+  # builds of FBGEMM share a folder.
+  if ! "$VENV/bin/python" -c '' 2>/dev/null || [ "$(made_for "$HSTU_ENV")" != "$HSTU_ENV" ]; then
     python="$(find_python)" || exit 2
     echo "making $VENV with $("$python" --version), requirements/$HSTU_ENV.txt ..." >&2
     "$python" -m venv --clear "$VENV" || die "$python -m venv failed: install its venv module (python3-venv on Debian)"
   else
     echo "updating $VENV to requirements/$HSTU_ENV.txt ..." >&2
   fi
+  rm -f "$VENV/.requirements"
+  echo "$HSTU_ENV" >"$VENV/.requirement_set"
   local pip=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check)
   "${pip[@]}" -r "$REPO/requirements/$HSTU_ENV.txt" >&2 || die "installing requirements/$HSTU_ENV.txt failed: see pip's message above"
   "${pip[@]}" --no-deps -r "$REPO/requirements/no-deps-$HSTU_ENV.txt" >&2 ||
@@ -45,7 +53,7 @@ make_env() {
   echo "$want" >"$VENV/.requirements"
 }
 
-HSTU_ENV="${HSTU_ENV:-cpu}"
+HSTU_ENV="${HSTU_ENV:-$(made_for cpu)}"
 [ -f "$REPO/requirements/$HSTU_ENV.txt" ] || die "HSTU_ENV=$HSTU_ENV: expected cpu or gpu"
 
 # Two scripts started at once must not install into one environment together.
