@@ -171,6 +171,8 @@ declare(Knob("RANK", int, None, "This process's number, set by torchrun.", low=0
 declare(Knob("WORLD_SIZE", int, None, "Number of processes, set by torchrun.", low=1))
 declare(Knob("LOCAL_RANK", int, None, "This process's number on its host, set by torchrun.", low=0))
 declare(Knob("LOCAL_WORLD_SIZE", int, None, "Number of processes on this host, set by torchrun.", low=1))
+declare(Knob("MASTER_ADDR", str, None, "Host of the processes' meeting point, set by torchrun."))
+declare(Knob("MASTER_PORT", int, None, "Port of the processes' meeting point, set by torchrun.", low=0, high=65535))
 
 
 def knob_page() -> str:

@@ -32,6 +32,10 @@ def open_dataset(config: RunConfig, world: World) -> RankingDataset:
             dataset = factory(**config.dataset_options)
         except UserError as exc:
             problem = str(exc)
+        except OSError as exc:
+            if exc.filename is None:
+                raise
+            problem = f"data set {config.data.dataset}: {exc.filename}: {exc.strerror}; check the path and permissions"
     problem = world.gather(problem)[0]
     if problem is not None:
         raise UserError(problem)

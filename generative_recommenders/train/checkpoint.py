@@ -33,8 +33,8 @@ FORMAT = 1
 REPLACED = ".replaced"
 NAME = re.compile(rf"step_(\d+)({re.escape(REPLACED)})?")
 # Options of the model that change what weights mean, although they fit: said when another run's weights are loaded.
-MEANING = """hstu_num_heads hstu_attn_qk_dim hstu_attn_linear_dim max_seq_len attn_norm postprocessor causal target_aware
-    max_attn_len contextual_seq_len use_group_norm""".split()
+MEANING = """hstu_num_heads hstu_attn_qk_dim hstu_attn_linear_dim max_seq_len attn_norm postprocessor causal
+    target_aware max_attn_len contextual_seq_len use_group_norm""".split()
 
 
 @dataclasses.dataclass
@@ -228,7 +228,7 @@ def load_weights(path: pathlib.Path, model: nn.Module, world: World) -> list[str
     then = _read_meta(path).get("meaning", {})
     _load({"model": model.state_dict()}, path, world)
     return [
-        f"{path}: was trained with model.{name} = {then[name]!r}, this run has {now!r}: the same weights score otherwise"
+        f"{path}: was trained with model.{name} = {then[name]!r}, this run has {now!r}: they score otherwise"
         for name, now in _meaning(model).items()
         if then.get(name, now) != now
     ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import os
+import sys
 import time
 from collections.abc import Mapping
 
@@ -18,11 +20,19 @@ def clock(seconds: float) -> str:
     return str(datetime.timedelta(seconds=round(max(seconds, 0))))
 
 
+class _Console(Console):
+    """Goes on in silence when whoever read the output is gone; rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer has to go somewhere
+
+
 class Terminal:
     """A progress bar on a terminal; plain lines, not too many, anywhere else."""
 
     def __init__(self, total_samples: int) -> None:
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = _Console(highlight=False, soft_wrap=True)
         self._total = total_samples
         self._next_plain = 0.0
         self._bar: Progress | None = None

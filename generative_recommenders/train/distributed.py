@@ -100,6 +100,10 @@ def join(device: torch.device) -> World:
     if rank is None:
         rank, size = 0, 1
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+    elif rank >= size:
+        raise UserError(f"RANK={rank}: must be below WORLD_SIZE={size}; start with torchrun, or unset both")
+    elif not settings.is_set("MASTER_ADDR") or not settings.is_set("MASTER_PORT"):
+        raise UserError("RANK and WORLD_SIZE are set, MASTER_ADDR or MASTER_PORT is not; start with torchrun, or unset")
     else:
         dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
     host_group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=timeout)

@@ -23,6 +23,7 @@ BENCHMARK = "dlrmv4"
 TRAIN_SAMPLES = 2_290_835_423
 EVAL_EVERY_SHARE = 0.001
 WARMUP_STEPS = 24_000
+OF_AN_EVALUATION = ("block_stop", "eval_start", "eval_accuracy", "eval_stop")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +211,7 @@ class MlperfLog:
             except (IndexError, ValueError):
                 continue  # a line cut off by a kill
             count = (event.get("metadata") or {}).get("samples_count", 0)
-            unfinished = count > evaluated and event["key"] in ("block_stop", "eval_start", "eval_accuracy", "eval_stop")
+            unfinished = count > evaluated and event["key"] in OF_AN_EVALUATION
             if event["key"] == "run_stop" or count > samples or unfinished:
                 continue
             kept.append(line)

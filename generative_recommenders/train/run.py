@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
+import errno
 import logging
 import os
 import pathlib
@@ -62,10 +64,16 @@ def run(arguments: Arguments) -> int:
             status = OK if attempt.result.status == "ok" else FAILED
             orderly = True
         except (Exception, KeyboardInterrupt, CheckpointException) as exc:
-            status = USER_ERROR if isinstance(exc, (UserError, BackendUnavailable)) else FAILED
+            signals.ignore()
+            status = USER_ERROR if attempt.is_input_error(exc) else FAILED
             orderly = False
             attempt.fail(exc)
-    attempt.close()
+        signals.ignore()  # a second signal, often a launcher's echo of the first, must not cut the ending short
+        try:
+            attempt.close()
+        except OSError as exc:  # the disk is full, or the terminal is gone
+            status, orderly = status or FAILED, False
+            complain(f"error: {one_line(exc)}: the run's files are not complete")
     _leave(attempt.world, orderly, status)
     return status
 
@@ -85,10 +93,12 @@ class _Attempt:
         self.warnings: list[str] = []
         self.figures: list[tuple[str, str]] = []
         self.kept_traceback = False
+        self.began = False  # whether the set-up is done
 
     @property
     def is_main(self) -> bool:
-        return launched_rank() == 0
+        rank = launched_rank()
+        return rank == 0 or rank >= (settings.get("WORLD_SIZE") or rank + 1)  # the latter is no rank: let it speak
 
     def go(self, signals: StopSignals) -> None:
         """Everything up to the verdict. What holds a communicator lives and dies in here."""
@@ -97,7 +107,8 @@ class _Attempt:
         if self.config.train.mode == "eval" and not (self.config.checkpoint.load or self.arguments.resume):
             raise UserError("train.mode = 'eval': needs weights; give --bind 'checkpoint.load=\"...\"' or --resume")
         device = choose_device(self.arguments.device)
-        self.world = join(device)
+        with signals.deadly():  # waits for the other processes, who may never come
+            self.world = join(device)
         self.folder = open_folder(self.arguments, self.world)
         if self.is_main:
             self.folder.write_result(self.result)
@@ -140,6 +151,7 @@ class _Attempt:
         elif config.checkpoint.load:
             self.warnings = checkpoint.load_weights(checkpoint.resolve(config.checkpoint.load), model, world)
         trainer.rehearse()
+        self.began = True
         if self.is_main:
             self.terminal = terminal
             terminal.start()
@@ -199,23 +211,30 @@ class _Attempt:
         result.seconds = round(time.monotonic() - self.started, 3)
         self.figures = closing_figures(result, trainer)
 
+    def is_input_error(self, exc: BaseException) -> bool:
+        """Whether the person who started the run can mend it: wrong input, or before training a file that fails."""
+        about_a_file = isinstance(exc, OSError) and exc.filename is not None
+        return isinstance(exc, (UserError, BackendUnavailable)) or (about_a_file and not self.began)
+
     def fail(self, exc: BaseException) -> None:
         """Note and print why the run ended."""
         reason = one_line(exc)
         self.result.status, self.result.reason = "failed", reason
-        expected = isinstance(exc, (UserError, BackendUnavailable, Stopped, TrainingDiverged))
-        if not self.is_main and expected:
+        on_all_ranks = isinstance(exc, (UserError, BackendUnavailable, Stopped, TrainingDiverged))
+        if not self.is_main and on_all_ranks:
             return
+        expected = on_all_ranks or self.is_input_error(exc)
         if settings.get("HSTU_TRACEBACK"):
             traceback.print_exc()
         elif not expected and self.folder is not None and self.folder.path.is_dir():
             kept = self.folder.path / f"traceback_rank{launched_rank()}.txt"
-            kept.write_text("".join(traceback.format_exception(exc)))
-            self.kept_traceback = True
-            reason += f" (traceback in {kept})"
+            with contextlib.suppress(OSError):
+                kept.write_text("".join(traceback.format_exception(exc)))
+                self.kept_traceback = True
+                reason += f" (traceback in {kept})"
         if self.terminal is not None:
             self.terminal.close()
-        print(f"error: {reason}", file=sys.stderr)
+        complain(f"error: {reason}")
 
     def close(self) -> None:
         """Write ``result.json`` and, once training has begun, the table and the report."""
@@ -228,6 +247,7 @@ class _Attempt:
         if self.terminal is None and self.arguments.run_name is None and not self.kept_traceback:
             self.folder.discard()  # nobody asked for this name, and the run never began
             return
+        self.folder.write_result(self.result)
         if self.terminal is not None:
             self.terminal.close()
             name = self.folder.path.name
@@ -244,10 +264,11 @@ class _Attempt:
         """A run that was named but failed before it had a folder still leaves its result, unless one is there."""
         if self.arguments.run_name is None:
             return
-        try:
-            claim(self.arguments.runs_dir, self.arguments.run_name, resume=False).write_result(self.result)
-        except (UserError, OSError):
-            pass
+        with contextlib.suppress(UserError, OSError):
+            folder = claim(self.arguments.runs_dir, self.arguments.run_name, resume=False)
+            folder.hold()
+            folder.write_result(self.result)
+            folder.release()
 
 
 def hush_libraries() -> None:
@@ -260,28 +281,60 @@ def hush_libraries() -> None:
 
 def open_folder(arguments: Arguments, world: World) -> RunFolder:
     """The run's folder on every rank; rank 0 picks the name and checks that it is free."""
-    name, problem = arguments.run_name, None
+    folder, problem = None, None
     if world.is_main:
-        if arguments.resume and name is None:
-            problem = "--resume: needs --run-name, the name of the run to go on with"
-        if name is None:
-            name = f"{pathlib.Path(arguments.config[-1]).stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
         try:
-            claim(arguments.runs_dir, name, arguments.resume)
+            folder = _take_folder(arguments)
         except UserError as exc:
-            problem = problem or str(exc)
-    name, problem = world.gather((name, problem))[0]
+            problem = str(exc)
+        except OSError as exc:
+            problem = f"--runs-dir {arguments.runs_dir}: {one_line(exc)}"
+    path, problem = world.gather((folder and folder.path, problem))[0]
     if problem is not None:
         raise UserError(problem)
-    return RunFolder(pathlib.Path(arguments.runs_dir) / name)
+    return folder or RunFolder(path)
+
+
+def _take_folder(arguments: Arguments) -> RunFolder:
+    """A folder that this run alone works in."""
+    name = arguments.run_name
+    if name is not None:
+        folder = claim(arguments.runs_dir, name, arguments.resume)
+        folder.hold()
+        claim(arguments.runs_dir, name, arguments.resume)  # again: whoever held it until now may have run in it
+        return folder
+    if arguments.resume:
+        raise UserError("--resume: needs --run-name, the name of the run to go on with")
+    name = f"{pathlib.Path(arguments.config[-1]).stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    while (pathlib.Path(arguments.runs_dir) / name).exists():  # another run began in the same second
+        name += "x"
+    folder = claim(arguments.runs_dir, name, resume=False)
+    folder.hold()
+    return folder
 
 
 def one_line(exc: BaseException) -> str:
     """The message of an exception in one line; its type where it is not one of ours."""
     exc = checkpoint.first_cause(exc)
     text = " ".join(str(exc).split()) or type(exc).__name__
-    ours = isinstance(exc, (UserError, BackendUnavailable, Stopped, TrainingDiverged))
-    return text if ours else f"{type(exc).__name__}: {text}"
+    if isinstance(exc, (UserError, BackendUnavailable, Stopped, TrainingDiverged)):
+        return text
+    if isinstance(exc, OSError) and exc.filename is not None:
+        return f"{exc.filename}: {exc.strerror}; check the path, its permissions and the space on its disk"
+    if isinstance(exc, OSError) and exc.errno == errno.ENOSPC:
+        return "no space left on the disk of the run folder; free some, then go on with --resume or begin again"
+    return shorten(f"{type(exc).__name__}: {text}")
+
+
+def shorten(text: str, longest: int = 400) -> str:
+    """The beginning of a text that some libraries make very long."""
+    return text if len(text) <= longest else f"{text[:longest]} …"
+
+
+def complain(text: str) -> None:
+    """A line on stderr, if there still is one."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _total_samples(config: RunConfig, dataset: RankingDataset, world: World) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import math
 import os
@@ -49,6 +50,29 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self._writer: SummaryWriter | None = None
+        self._held: int | None = None
+
+    def hold(self) -> None:
+        """Create the folder and keep other processes out of it until ``finish`` or this process's end, even a kill.
+
+        Raises:
+            UserError: another process is working in it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._held = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.release()
+            raise UserError(f"{self.path}: another run is using it; give another --run-name") from None
+        except OSError:
+            pass  # a file system without locks
+
+    def release(self) -> None:
+        """Let others in."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     def start(self, config_text: str, resumed_at: Progress | None) -> None:
         """Create the folder, or go on in it from ``resumed_at`` (what was logged after it is dropped)."""
@@ -95,15 +119,17 @@ class RunFolder:
             self._writer.flush()
 
     def finish(self, result: Result) -> None:
-        """Write ``result.json`` and close the event files."""
+        """Write ``result.json``, close the event files, let go of the folder."""
         self.write_result(result)
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+        self.release()
 
     def discard(self) -> None:
         """Remove the folder of a run that never began, and the folder around it if that is empty then."""
         shutil.rmtree(self.path, ignore_errors=True)
+        self.release()
         with contextlib.suppress(OSError):
             self.path.parent.rmdir()
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from collections.abc import Iterator
 from types import FrameType
 
 from generative_recommenders.train.distributed import World
+
+ECHO_SECONDS = 3.0
 
 
 class Stopped(Exception):
@@ -26,11 +29,16 @@ class Stopped(Exception):
 
 
 class StopSignals:
-    """Context manager that takes over the two signals; a second one while the first is pending acts at once."""
+    """Context manager that takes over the two signals; a second one while the first is pending acts at once.
+
+    Launchers hand a signal on that the terminal or the scheduler has sent to every process already, so one that follows
+    within ``ECHO_SECONDS`` counts as the same.
+    """
 
     def __init__(self) -> None:
         self._pending = ""
-        self._deferring = False
+        self._deferring = self._ignoring = False
+        self._first_at = -ECHO_SECONDS
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> StopSignals:
@@ -44,9 +52,27 @@ class StopSignals:
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         name = signal.Signals(number).name
+        if self._ignoring or time.monotonic() - self._first_at < ECHO_SECONDS:
+            return
+        self._first_at = time.monotonic()
         if not self._deferring or self._pending:
             raise Stopped(f"stopped by {name}", together=False)
         self._pending = name
+
+    def ignore(self) -> None:
+        """From here on signals do nothing: the run is ending anyway."""
+        self._ignoring = True
+
+    @contextlib.contextmanager
+    def deadly(self) -> Iterator[None]:
+        """Signals inside end the process: for waits in which Python gets no chance to run a handler."""
+        for number in self._before:
+            signal.signal(number, signal.SIG_DFL)
+        try:
+            yield
+        finally:
+            for number in self._before:
+                signal.signal(number, self._note)
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:

@@ -1,14 +1,19 @@
 """Whole runs on the tiny data set: what they leave behind, their exit status, and every way to fail."""
 
+import errno
 import json
+import pathlib
+import signal
+import types
 
 import pytest
 import torch
 
-from generative_recommenders.train import optimizers, run_folder
+from generative_recommenders.train import optimizers, run_folder, signals
 from generative_recommenders.train.__main__ import main
 from generative_recommenders.train.run_folder import Result
 
+LAUNCHER = pathlib.Path(__file__).with_name("launch_tiny.py")
 FIELDS = ["status", "seconds", "samples", "auc", "best_auc", "baseline_auc", "auc_best_seen", "config", "reason"]
 
 
@@ -222,3 +227,88 @@ def test_every_option_is_listed(capsys):
     text = capsys.readouterr().out
     for name in ("train.batch_size = 64", "movielens_100k.history_length", "TRITON_HSTU_LAST_LAYER_TARGETS_ONLY"):
         assert name in text
+
+
+def test_a_path_that_cannot_be_read_is_one_line_and_exit_status_two(tmp_path, capfd):
+    config = tmp_path / "x.gin"
+    config.write_text("data.dataset = 'synthetic_yambda'\nsynthetic_yambda.path = '/proc/x'\n")
+    assert main(["--config", str(config), "--runs-dir", str(tmp_path / "runs")]) == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1 and "/proc/x" in error and "Errno" not in error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_name_that_the_file_system_refuses_is_one_line(train, capfd):
+    arguments = ["--config", "nowhere.gin", "--run-name", "x" * 300]
+    assert main(arguments) == 2
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_two_runs_cannot_share_a_folder(train, tmp_path):
+    other = run_folder.RunFolder(tmp_path / "runs" / "x")
+    other.hold()
+    status, result, output = train()
+    assert status == 2 and result is None and "another run is using it" in output.err
+    other.release()
+    assert train()[0] == 0
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("where", ["checkpoint", "metrics", "report"])
+def test_a_full_disk_is_said_in_one_line_and_leaves_no_half(train, tmp_path, monkeypatch, where):
+    if where == "checkpoint":
+        monkeypatch.setattr("generative_recommenders.train.checkpoint.torch.save", full)
+    elif where == "metrics":
+        monkeypatch.setattr(run_folder.RunFolder, "add", full)
+    else:
+        monkeypatch.setattr("generative_recommenders.train.report.page", full)
+    status, result, output = train("checkpoint.every_steps=2", "train.max_steps=3")
+    assert status == 1
+    assert output.err.startswith("error: no space left on the disk") and output.err.count("\n") == 1
+    assert not list((tmp_path / "runs" / "x").rglob("*.partial"))
+    if where != "report":
+        assert result["status"] == "failed" and "no space left" in result["reason"]
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(trainer_process, small_config, tmp_path):
+    script = tmp_path / "closed.py"
+    script.write_text(
+        "import os, runpy, sys\n"
+        "read, write = os.pipe(); os.dup2(write, 1); os.close(write); os.close(read)\n"
+        "sys.argv[0] = os.environ['LAUNCHER']; runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    arguments = ["--config", small_config(), "--run-name", "x", "--bind", "train.max_steps=2"]
+    trainer_process(*arguments, script=script, env={"LAUNCHER": str(LAUNCHER)}, check=0)
+    assert json.loads((tmp_path / "runs" / "x" / "result.json").read_text())["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    "environment, wanted",
+    [
+        ({"RANK": "3", "WORLD_SIZE": "2"}, "RANK=3: must be below WORLD_SIZE=2"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
+        ({"RANK": "0"}, "only one of them is set"),
+        ({"RANK": "one"}, "RANK='one'"),
+    ],
+)
+def test_a_launch_by_hand_that_cannot_work_is_one_line(train, monkeypatch, environment, wanted):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    status, _, output = train()
+    assert status == 2 and output.err.count("\n") == 1 and wanted in output.err
+
+
+def test_an_echo_of_a_signal_is_not_a_second_one():
+    with signals.StopSignals() as stop, stop.deferred():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(signals.Stopped, match="SIGINT"):
+            stop.check(types.SimpleNamespace(sum_on_host=lambda *values: list(values)))
+        stop._first_at -= signals.ECHO_SECONDS
+        with pytest.raises(signals.Stopped, match="SIGTERM"):
+            signal.raise_signal(signal.SIGTERM)
