@@ -42,6 +42,7 @@ class DlrmOutput:
         loss: scalar, the sum of ``losses``.
         num_tokens: T, rows of all joined sequences.
         seq_lengths: int64 ``[B]``, rows of each.
+        num_targets: int64 ``[B]``, candidates of each.
         full_embeddings, full_offsets: every row of the stack's output ``[T, D]`` and its offsets, if asked for.
     """
 
@@ -54,6 +55,7 @@ class DlrmOutput:
     loss: torch.Tensor
     num_tokens: int
     seq_lengths: torch.Tensor
+    num_targets: torch.Tensor
     full_embeddings: torch.Tensor | None = None
     full_offsets: torch.Tensor | None = None
 
@@ -154,6 +156,7 @@ class DlrmHSTU(nn.Module):
             loss=loss,
             num_tokens=encoded.num_rows,
             seq_lengths=encoded.seq_lengths,
+            num_targets=targets[self.config.candidate_feature_names[0]].lengths().long(),
             full_embeddings=encoded.full,
             full_offsets=encoded.full_offsets,
         )

@@ -9,6 +9,8 @@ from torch import nn
 
 from generative_recommenders.data.batch import Batch
 from generative_recommenders.data.dataset import RankingDataset
+from generative_recommenders.modules.dlrm_hstu import DlrmOutput
+from generative_recommenders.ops.candidate_attention import TargetSummary
 from generative_recommenders.train.distributed import World
 from generative_recommenders.train.metrics import BinaryMetrics, BinaryResult
 
@@ -40,11 +42,11 @@ def evaluate(
     finite, scored = True, 0
     try:
         for batch in dataset.batches([dataset.holdout], batch_size, world.rank, world.size):
-            batch = to_device(batch, world.device)
-            output = model(batch.uih, batch.candidates)
+            output, batch = run_model(model, batch, world.device)
             finite = finite and bool(output.predictions.isfinite().all())
+            users = batch.user_ids.repeat_interleave(output.num_targets, output_size=output.predictions.shape[1])
             for index, collector in enumerate(collectors.values()):
-                collector.update(output.predictions[index], output.labels[index], batch.user_ids)
+                collector.update(output.predictions[index], output.labels[index], users)
             scored += batch.batch_size
             after_batch(scored)
     finally:
@@ -52,6 +54,16 @@ def evaluate(
     if world.sum_on_host(int(not finite))[0]:
         raise TrainingDiverged("predictions on the hold-out are not finite: lower the learning rates, or add warm-up")
     return {task: collector.compute(world) for task, collector in collectors.items()}
+
+
+def run_model(model: nn.Module, batch: Batch, device: torch.device) -> tuple[DlrmOutput, Batch]:
+    """A host batch through the model: its output, and the batch on the device.
+
+    Candidate counts are handed over from the host, where they are, so that the targets-only gate waits for no GPU.
+    """
+    counts = TargetSummary.of(batch.candidates.lengths()[: batch.batch_size])
+    batch = to_device(batch, device)
+    return model(batch.uih, batch.candidates, target_counts=counts), batch
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

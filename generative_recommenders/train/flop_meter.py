@@ -54,11 +54,10 @@ class FlopMeter:
         return decision.reason if decision.engaged else f"all rows: {decision.reason}"
 
     def add(self, output: DlrmOutput) -> None:
-        """Count one training step of this rank (one candidate per sequence)."""
+        """Count one training step of this rank."""
         decision = self._transducer.last_layer_decision
         computation = "full" if decision is None else decision.computation
-        ones = torch.ones_like(output.seq_lengths)
-        batch = flops.batch_flops(self._shape, output.seq_lengths, ones, computation)
+        batch = flops.batch_flops(self._shape, output.seq_lengths, output.num_targets, computation)
         self._dense += batch.dense
         self._filled += batch.filled
         self._executed += batch.executed

@@ -17,7 +17,7 @@ from generative_recommenders.data.dataset import RankingDataset, Window
 from generative_recommenders.train import randomness
 from generative_recommenders.train.checkpoint import Checkpointer, Progress, Restored
 from generative_recommenders.train.distributed import World
-from generative_recommenders.train.evaluation import TrainingDiverged, evaluate, to_device
+from generative_recommenders.train.evaluation import TrainingDiverged, evaluate, run_model
 from generative_recommenders.train.flop_meter import FlopMeter
 from generative_recommenders.train.gin_files import RunConfig
 from generative_recommenders.train.metrics import BinaryResult
@@ -153,9 +153,8 @@ class Trainer:
         """One batch through the model, so that what cannot work is said before the run begins; draws no numbers."""
         windows = [self.dataset.holdout] if self.config.train.mode == "eval" else self.dataset.windows
         batches = self.dataset.batches(windows, 1, self.world.rank, self.world.size)
-        batch = to_device(next(iter(batches)), self.world.device)
         self.model.eval()
-        self.model(batch.uih, batch.candidates)
+        run_model(self.model, next(iter(batches)), self.world.device)
         self.model.train()
 
     def fit(self) -> None:
@@ -191,8 +190,7 @@ class Trainer:
         """One optimizer step over the global batch: every sample weighs the same, on whichever rank it is."""
         (samples,) = self.signals.check(self.world, batch.batch_size)
         self.learning_rate = self.optimizers.start_step(self.progress.step)
-        batch = to_device(batch, self.world.device)
-        output = self.model(batch.uih, batch.candidates)
+        output, batch = run_model(self.model, batch, self.world.device)
         # Ranks' gradients are averaged, so a rank's mean loss counts by its share of the global batch.
         (output.loss * (batch.batch_size * self.world.size / samples)).backward()
         norm = self.optimizers.finish_step()
