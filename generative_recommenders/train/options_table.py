@@ -56,5 +56,6 @@ def options_table() -> str:
         for parameter in parameters(name).values():
             required = parameter.default is inspect.Parameter.empty
             default = " (required)" if required else f" = {parameter.default!r}"
-            lines.append(f"    {name}.{parameter.name}{default}: {DATA_OPTIONS[parameter.name]}")
+            meaning = DATA_OPTIONS.get(parameter.name, "")  # a data set registered from outside explains itself
+            lines.append(f"    {name}.{parameter.name}{default}: {meaning}".rstrip(": "))
     return "\n".join(lines)
