@@ -1,11 +1,15 @@
 """The FBGEMM/torch pair: FBGEMM is built against one torch release, and a wrong pair fails with an undefined symbol.
 
-The check reads package metadata only, so it costs nothing and also works where importing either would crash.
+The check reads package metadata only, so it costs nothing and also works where importing either would crash. A package
+that was unpacked by hand has no metadata: its version is read from its files, or it is taken as it is.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+import pathlib
+import re
 import sys
 
 # FBGEMM release → the torch release it was built against.
@@ -21,6 +25,26 @@ def installed_version(package: str) -> str | None:
         return None
 
 
+def unpacked_version(module: str) -> str | None:
+    """The version of an importable package without metadata, ``""`` if its files do not say; ``None``: not importable.
+
+    Nothing of the package is run.
+    """
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    for folder in spec.submodule_search_locations or ():
+        for name in ("docs/version.py", "version.py", "_version.py", "__init__.py"):
+            file = pathlib.Path(folder, name)
+            text = file.read_text(errors="replace") if file.is_file() else ""
+            if said := re.search(r"""^__version__\b[^=\n]*=\s*["']([^"']+)["']""", text, re.MULTILINE):
+                return said.group(1)
+    return ""
+
+
 def _release(version: str) -> str:
     return ".".join(version.split("+")[0].split(".")[:2])
 
@@ -28,7 +52,8 @@ def _release(version: str) -> str:
 def pair_problem(torch: str | None, fbgemm: dict[str, str]) -> str | None:
     """Why this torch version and these installed FBGEMM packages (name → version) do not go together, or ``None``.
 
-    Releases that the table does not know are left alone, unless the table knows another partner for the other half.
+    Releases that the table does not know (an empty version is one) are left alone, unless the table knows another
+    partner for the other half.
     """
     if torch is None:
         return "torch is not installed: pip install torch==2.13.0 fbgemm-gpu-cpu==1.8.0"
@@ -39,6 +64,8 @@ def pair_problem(torch: str | None, fbgemm: dict[str, str]) -> str | None:
         both = " and ".join(f"{name} {version}" for name, version in fbgemm.items())
         return f"{both} overwrite each other: pip uninstall -y {' '.join(fbgemm)}, then install one of them"
     (name, version), *_ = fbgemm.items()
+    if not version or not torch:
+        return None
     built_for = PAIRS.get(_release(version))
     if built_for == _release(torch) or (built_for is None and wanted is None):
         return None
@@ -50,7 +77,10 @@ def pair_problem(torch: str | None, fbgemm: dict[str, str]) -> str | None:
 def check_installed_pair() -> None:
     """Raise ``ImportError`` with the line to read; under ``python -m`` exit with that line instead."""
     found = {name: version for name in FBGEMM_PACKAGES if (version := installed_version(name)) is not None}
-    problem = pair_problem(installed_version("torch"), found)
+    if not found and (version := unpacked_version("fbgemm_gpu")) is not None:
+        found = {"fbgemm-gpu": version}
+    torch = installed_version("torch")
+    problem = pair_problem(unpacked_version("torch") if torch is None else torch, found)
     if problem is None:
         return
     if sys.argv[:1] == ["-m"]:  # the interpreter is still locating a module to run: no caller to catch an exception

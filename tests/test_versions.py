@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from generative_recommenders import _versions
 from generative_recommenders._versions import PAIRS, pair_problem
 
 
@@ -34,6 +35,39 @@ def test_a_wrong_pair_says_in_one_line_what_to_install(torch, fbgemm, fix):
 
 def test_two_unknown_releases_are_left_alone():
     assert pair_problem("3.0.0", {"fbgemm-gpu": "2.0.0"}) is None
+
+
+@pytest.mark.parametrize(
+    "file, text, version",
+    [
+        ("__init__.py", "import torch  # none here\n", ""),
+        ("_version.py", "__version__: str = '1.9.0'\n", "1.9.0"),
+        ("docs/version.py", "# by the build\n__version__ = \"1.8.0+cpu\"\n", "1.8.0+cpu"),
+        ("__init__.py", "raise RuntimeError('run')\n__version__ = version()\n", ""),
+    ],
+)
+def test_a_package_unpacked_by_hand_is_not_called_missing(tmp_path, monkeypatch, file, text, version):
+    """Importable, but without metadata: the version is read from its files, none of which is run."""
+    path = tmp_path / "fbgemm_by_hand" / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_name("__init__.py").touch()
+    (tmp_path / "fbgemm_by_hand" / "__init__.py").touch()
+    path.write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert _versions.unpacked_version("fbgemm_by_hand") == version
+    assert _versions.unpacked_version("fbgemm_of_nobody") is None
+    assert "fbgemm_by_hand" not in sys.modules
+
+
+@pytest.mark.parametrize("unpacked, problem", [("", None), (None, "not installed"), ("1.9.0", "does not fit")])
+def test_without_metadata_the_files_decide(monkeypatch, unpacked, problem):
+    monkeypatch.setattr(_versions, "installed_version", {"torch": "2.13.0"}.get)
+    monkeypatch.setattr(_versions, "unpacked_version", {"fbgemm_gpu": unpacked}.get)
+    if problem is None:
+        _versions.check_installed_pair()
+    else:
+        with pytest.raises(ImportError, match=problem):
+            _versions.check_installed_pair()
 
 
 def run(code, **environment):

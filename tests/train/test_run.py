@@ -9,8 +9,9 @@ import types
 import pytest
 import torch
 
-from generative_recommenders.train import optimizers, run_folder, signals
+from generative_recommenders.train import datasets, optimizers, run_folder, signals
 from generative_recommenders.train.__main__ import main
+from generative_recommenders.train.options_table import DATA_OPTIONS
 from generative_recommenders.train.run_folder import Result
 
 LAUNCHER = pathlib.Path(__file__).with_name("launch_tiny.py")
@@ -227,6 +228,8 @@ def test_every_option_is_listed(capsys):
     text = capsys.readouterr().out
     for name in ("train.batch_size = 64", "movielens_100k.history_length", "TRITON_HSTU_LAST_LAYER_TARGETS_ONLY"):
         assert name in text
+    shipped = {option for name in datasets._KNOWN for option in datasets.parameters(name)}
+    assert shipped <= set(DATA_OPTIONS)
 
 
 def test_a_path_that_cannot_be_read_is_one_line_and_exit_status_two(tmp_path, capfd):
