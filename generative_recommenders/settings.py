@@ -8,6 +8,7 @@ what it may be. ``docs/knobs.md`` is generated from this registry.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import os
 
@@ -110,6 +111,21 @@ def get(name: str) -> object:
     if text.strip() == "":
         raise UserError(f"environment variable {name} is set but empty: give it a value ({knob.bounds()}) or unset it")
     return knob.parse(text)
+
+
+# Variables with the project's prefixes that its scripts and tests read.
+_READ_ELSEWHERE = ("HSTU_ENV", "HSTU_PYTHON", "HSTU_TEST_WORKERS", "HSTU_GOLDEN_DIR")
+
+
+def strangers() -> list[str]:
+    """A warning for each variable that begins like the project's and that nothing reads: most likely misspelt."""
+    warnings = []
+    for name in sorted(os.environ):
+        if name.startswith(("HSTU_", "TRITON_HSTU_")) and name not in (*_REGISTRY, *_READ_ELSEWHERE):
+            near = difflib.get_close_matches(name, _REGISTRY, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            warnings.append(f"environment variable {name}: has no effect, nothing reads it{hint}")
+    return warnings
 
 
 def share_cores_politely() -> None:

@@ -48,3 +48,11 @@ def test_a_second_declaration_is_a_programming_error():
 def test_an_undeclared_name_is_a_key_error():
     with pytest.raises(KeyError):
         settings.get("HSTU_NO_SUCH_KNOB")
+
+
+def test_a_misspelt_variable_is_noticed(monkeypatch):
+    monkeypatch.setenv("HSTU_BACKENDS", "TRITON")
+    monkeypatch.setenv("HSTU_PYTHON", "python3")
+    monkeypatch.setenv("HSTU_BACKEND", "TRITON")
+    (warning,) = [each for each in settings.strangers() if "HSTU_BACKENDS" in each or "HSTU_PYTHON" in each]
+    assert "HSTU_BACKENDS" in warning and "did you mean HSTU_BACKEND?" in warning

@@ -49,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {exc}; install the requirements (scripts/env.sh does)", file=sys.stderr)
         return 2
     try:
+        if settings.get("RANK") in (None, 0):
+            for warning in settings.strangers():
+                print(f"warning: {warning}", file=sys.stderr)
         return run(
             Arguments(
                 tuple(given.config), tuple(given.bind), given.run_name, given.runs_dir, given.device, given.resume
