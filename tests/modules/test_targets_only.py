@@ -352,14 +352,16 @@ def test_config_is_not_read_from_the_environment(monkeypatch, toy):
     assert {f.name for f in dataclasses.fields(LastLayerDecision)} == {"engaged", "reason", "computation"}
 
 
-@pytest.mark.gpu
-def test_bf16_training_curves_agree_on_a_gpu(toy):
+@pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
+)
+def test_bf16_training_curves_agree(toy, device):
     """200 steps: the targets-only curve strays from fp32 no further than twice what the full bf16 layer does."""
     sizes = dict(hstu_embedding_dim=64, hstu_attn_qk_dim=32, hstu_attn_linear_dim=32, backend=None)
     changes = dict(output_dropout_ratio=0.1, input_dropout_ratio=0.1, **sizes)
-    batches = [[f.to("cuda") for f in toy.batch(toy.samples([3, 12, 30, 7], seed=seed))] for seed in range(5)]
+    batches = [[f.to(device) for f in toy.batch(toy.samples([3, 12, 30, 7], seed=seed))] for seed in range(5)]
     curves = {
-        (precision, on): train(toy, 200, batches, "cuda", autocast=precision, last_layer_targets_only=on, **changes)
+        (precision, on): train(toy, 200, batches, device, autocast=precision, last_layer_targets_only=on, **changes)
         for precision, on in (("float32", False), ("bfloat16", False), ("bfloat16", True))
     }
     exact, full, gated = curves.values()
