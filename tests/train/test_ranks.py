@@ -5,7 +5,10 @@ import pathlib
 
 import pytest
 import torch
+from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from generative_recommenders.train.__main__ import main
 
 NO_DROPOUT = {"model.input_dropout_ratio": "0.0", "model.output_dropout_ratio": "0.0"}
 
@@ -30,6 +33,11 @@ def checkpoint_tensors(run, tmp_path):
 
 def result_of(run):
     return json.loads((run / "result.json").read_text())
+
+
+def losses(run):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if row["kind"] == "train"]
 
 
 def test_metrics_and_exchanges_of_two_processes(trainer_process):
@@ -84,3 +92,26 @@ def test_wrong_input_is_said_once_by_two_ranks(trainer_process, small_config, tm
     assert done.code != 0
     assert done.err.count("error: ") == 1
     assert result_of(tmp_path / "runs" / "x")["status"] == "failed"
+
+
+def test_split_columns_and_a_narrow_wire_over_two_ranks(trainer_process, small_config, tmp_path):
+    """Rows of 256 split in two pieces, sent as fp16: close to one process in fp32, and resumable."""
+    common = {**NO_DROPOUT, "model.embedding_dim": "256", "train.max_steps": "4", "train.log_every": "1"}
+    tables = repr(dict.fromkeys(("uid", "item_id"), "column_wise"))
+    two = {"train.batch_size": "16", "sharding.tables": tables, "sharding.wire_precision": "'float16'"}
+    one = small_config({**common, "train.batch_size": "32"}, "one.gin")
+    assert main(["--config", one, "--runs-dir", str(tmp_path / "runs"), "--run-name", "one"]) == 0
+    two = small_config({**common, **two, "checkpoint.at_end": "True"}, "two.gin")
+    trainer_process("--config", two, "--run-name", "two", ranks=2, check=0)
+    a, b = (losses(tmp_path / "runs" / name) for name in ("one", "two"))
+    assert a == pytest.approx(b, abs=1e-3) and a != b  # fp16 did travel
+    weight = FileSystemReader(tmp_path / "runs/two/checkpoints/step_00000004").read_metadata().state_dict_metadata[
+        "model.embedding_collection.embeddings.uid.weight"
+    ]
+    assert [tuple(chunk.sizes) for chunk in weight.chunks] == [(13, 128), (13, 128)]
+
+
+def test_deduplication_without_a_kernel_is_refused(small_config, tmp_path, capfd):
+    config = small_config({"sharding.dedup_indices": "True"})
+    assert main(["--config", config, "--device", "cpu", "--runs-dir", str(tmp_path / "runs")]) == 2
+    assert "no CPU kernel" in capfd.readouterr().err
