@@ -14,7 +14,7 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from benchmarks.common import record, write_records
+from benchmarks.common import plot_records, record, write_records
 from benchmarks.movielens import train
 
 
@@ -54,7 +54,7 @@ def main() -> None:
     )
     for each in (auc, seconds):
         print(f"{each['name']}: {each['value']:.4f} {each['unit']}")
-    write_records("default_job", [auc, seconds])
+    plot_records(write_records("default_job", [auc, seconds]))
 
 
 if __name__ == "__main__":
