@@ -18,7 +18,7 @@ HEAD = """# Measured results
 
 Generated from `benchmarks/results/*.json` by `python benchmarks/summary.py`; do not edit. Each file has a plot beside
 it and is written by the script of its name (`python benchmarks/<file>.py`, data by `data.py` and `data_read.py`).
-*Share* is the value against its limit: the copy bandwidth or the rate of a large matrix product measured in the same run;
+*Share* is the value against its limit: copy bandwidth or the rate of a large matrix product, measured in the same run;
 for an AUC, the best reachable one.
 """
 
