@@ -122,7 +122,7 @@ def strangers() -> list[str]:
     warnings = []
     for name in sorted(os.environ):
         if name.startswith(("HSTU_", "TRITON_HSTU_")) and name not in (*_REGISTRY, *_READ_ELSEWHERE):
-            near = difflib.get_close_matches(name, _REGISTRY, n=1)
+            near = difflib.get_close_matches(name, (*_REGISTRY, *_READ_ELSEWHERE), n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             warnings.append(f"environment variable {name}: has no effect, nothing reads it{hint}")
     return warnings
