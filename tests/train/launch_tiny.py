@@ -1,7 +1,5 @@
 """The trainer with a data set small enough for tests: ``python launch_tiny.py --config …``, also under torchrun.
 
-``--and`` between two sets of arguments does one run after the other, so that tests share what a launch costs.
-
 The label follows the user's and the item's parity, so that a tiny model learns something in a few steps.
 """
 
@@ -86,9 +84,6 @@ if __name__ == "__main__":
     from generative_recommenders.train.__main__ import main
 
     datasets.FACTORIES["tiny"] = tiny
-    status, given = 0, " ".join(sys.argv[1:]).split(" --and ")
-    for number, arguments in enumerate(given, 1):
-        if "TINY_KILL_AT_STEP" in os.environ and number == len(given):  # the last run
-            kill_at(int(os.environ["TINY_KILL_AT_STEP"]))
-        status = status or main(arguments.split())
-    sys.exit(status)
+    if "TINY_KILL_AT_STEP" in os.environ:
+        kill_at(int(os.environ["TINY_KILL_AT_STEP"]))
+    sys.exit(main())

@@ -88,7 +88,7 @@ def test_a_run_that_reaches_the_target_stops_with_success(train, tmp_path):
 
 
 def test_a_run_that_misses_the_target_is_aborted(train, tmp_path):
-    code, _ = train("mlperf.target_auc=1.0", "train.max_steps=9")
+    code, _ = train("mlperf.target_auc=1.0")
     assert code == 1
     assert status(events(tmp_path)) == "aborted"
     check_once(events(tmp_path))
@@ -98,8 +98,8 @@ def test_a_resumed_run_announces_nothing_again(train, tmp_path):
     more = {"checkpoint.every_steps": "6", "mlperf.target_auc": "1.0"}
     train("train.max_steps=9", more=more)
     assert len(check_once(events(tmp_path))) >= 3
-    train("train.max_steps=17", more=more, extra=["--resume"])
-    train("train.max_steps=17", more=more, name="straight")
+    train(more=more, extra=["--resume"])
+    train(more=more, name="straight")
     resumed, straight = events(tmp_path), events(tmp_path, "straight")
     assert check_once(resumed) == check_once(straight)
     figures = lambda found: [e["value"] for e in found if e["key"] == "eval_accuracy"]
@@ -108,8 +108,7 @@ def test_a_resumed_run_announces_nothing_again(train, tmp_path):
 
 def test_a_fresh_start_in_the_same_folder_begins_the_file_anew(train, tmp_path):
     train("train.max_steps=5", more={"mlperf.target_auc": "1.0"})
-    # There is no checkpoint: from the beginning.
-    train("train.max_steps=9", more={"mlperf.target_auc": "1.0"}, extra=["--resume"])
+    train(more={"mlperf.target_auc": "1.0"}, extra=["--resume"])  # there is no checkpoint: from the beginning
     check_once(events(tmp_path))
 
 

@@ -52,54 +52,32 @@ def test_metrics_and_exchanges_of_two_processes(trainer_process):
     assert found["gather"] == ["rank 0", "rank 1"]
 
 
-COMMON = {**NO_DROPOUT, "train.epochs": "2", "checkpoint.at_end": "True", "optimizer.warmup_steps": "5"}
-NARROW = {**NO_DROPOUT, "model.embedding_dim": "256", "train.max_steps": "4", "train.log_every": "1"}
-
-
-def sharded(how, *tables):
-    return {"sharding.tables": repr(dict.fromkeys(tables, how))}
-
-
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory, small_config_in, launch_in):
-    """One launch of two ranks with four runs in it, the last of them wrong; and two runs of this process alone."""
-    folder = tmp_path_factory.mktemp("ranks")
-    write = lambda name, *more: small_config_in(folder, {k: v for m in more for k, v in m.items()}, f"{name}.gin")
-    two = {"train.batch_size": "32"}
-    wire = {"train.batch_size": "16", "checkpoint.at_end": "True", "sharding.wire_precision": "'float16'"}
-    runs = {
-        "row_wise": write("row_wise", COMMON, two, sharded("row_wise", "uid", "item_id", "genre")),
-        "table_wise": write("table_wise", COMMON, two, sharded("table_wise", "uid", "item_id", "genre")),
-        "narrow": write("narrow", NARROW, wire, sharded("column_wise", "uid", "item_id")),
-        "wrong --bind train.sed=1": write("wrong"),
-    }
-    line = " --and ".join(f"--config {config} --run-name {name}" for name, config in runs.items())
-    done = launch_in(folder, *line.split(), ranks=2)
-    alone = {
-        "one": write("one", COMMON, {"train.batch_size": "64"}),
-        "wide": write("wide", NARROW, {"train.batch_size": "32"}),
-    }
-    for name, config in alone.items():
-        assert main(["--config", config, "--runs-dir", str(folder / "runs"), "--run-name", name]) == 0
-    return folder / "runs", done
-
-
-@pytest.mark.parametrize("sharding", ["row_wise", "table_wise"])
-def test_two_ranks_train_as_one_does(two_ranks, tmp_path, sharding):
+@pytest.mark.parametrize("sharding", ["row_wise", pytest.param("table_wise", marks=pytest.mark.slow)])
+def test_two_ranks_train_as_one_does(trainer_process, small_config, tmp_path, sharding):
     """Two passes over 198 samples: the last global batch is short, so that rank 1 has an empty one."""
-    runs, done = two_ranks
+    common = {
+        **NO_DROPOUT,
+        "train.epochs": "2",
+        "checkpoint.at_end": "True",
+        "optimizer.warmup_steps": "5",
+        "sharding.tables": repr(dict.fromkeys(("uid", "item_id", "genre"), sharding)),
+    }
+    one = small_config({**common, "train.batch_size": "64"}, "one.gin")
+    two = small_config({**common, "train.batch_size": "32"}, "two.gin")
+    trainer_process("--config", one, "--run-name", "one", check=0)
+    done = trainer_process("--config", two, "--run-name", "two", ranks=2, check=0)
     assert "terminate called" not in done.err
-    a, b = (checkpoint_tensors(runs / name, tmp_path) for name in ("one", sharding))
+    a, b = (checkpoint_tensors(tmp_path / "runs" / name, tmp_path) for name in ("one", "two"))
     assert set(a) == set(b)
     assert any("embeddings.uid" in name for name in a) and any("momentum" in name for name in a)
     for name in a:
         torch.testing.assert_close(b[name], a[name], rtol=2e-4, atol=2e-6, msg=lambda m, name=name: f"{name}: {m}")
-    results = [result_of(runs / name) for name in ("one", sharding)]
+    results = [result_of(tmp_path / "runs" / name) for name in ("one", "two")]
     assert results[0]["samples"] == results[1]["samples"] == 2 * 198
     assert results[0]["auc"]["listen_plus"] == pytest.approx(results[1]["auc"]["listen_plus"], abs=2e-3)
     rows = [
-        [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("one", sharding)
+        [json.loads(line) for line in (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
     ]
     for first, second in zip(*rows, strict=True):
         assert first["samples"] == second["samples"]
@@ -109,20 +87,27 @@ def test_two_ranks_train_as_one_does(two_ranks, tmp_path, sharding):
             assert first["fill"] == pytest.approx(second["fill"], rel=1e-9)
 
 
-def test_wrong_input_is_said_once_by_two_ranks(two_ranks):
-    runs, done = two_ranks
+def test_wrong_input_is_said_once_by_two_ranks(trainer_process, small_config, tmp_path):
+    done = trainer_process("--config", small_config(), "--run-name", "x", "--bind", "train.sed=1", ranks=2)
     assert done.code != 0
     assert done.err.count("error: ") == 1
-    assert result_of(runs / "wrong")["status"] == "failed"
+    assert result_of(tmp_path / "runs" / "x")["status"] == "failed"
 
 
-def test_split_columns_and_a_narrow_wire_over_two_ranks(two_ranks):
-    """Rows of 256 split in two pieces, sent as fp16: close to one process in fp32."""
-    runs, _ = two_ranks
-    a, b = losses(runs / "wide"), losses(runs / "narrow")
+def test_split_columns_and_a_narrow_wire_over_two_ranks(trainer_process, small_config, tmp_path):
+    """Rows of 256 split in two pieces, sent as fp16: close to one process in fp32, and resumable."""
+    common = {**NO_DROPOUT, "model.embedding_dim": "256", "train.max_steps": "4", "train.log_every": "1"}
+    tables = repr(dict.fromkeys(("uid", "item_id"), "column_wise"))
+    two = {"train.batch_size": "16", "sharding.tables": tables, "sharding.wire_precision": "'float16'"}
+    one = small_config({**common, "train.batch_size": "32"}, "one.gin")
+    assert main(["--config", one, "--runs-dir", str(tmp_path / "runs"), "--run-name", "one"]) == 0
+    two = small_config({**common, **two, "checkpoint.at_end": "True"}, "two.gin")
+    trainer_process("--config", two, "--run-name", "two", ranks=2, check=0)
+    a, b = (losses(tmp_path / "runs" / name) for name in ("one", "two"))
     assert a == pytest.approx(b, abs=1e-3) and a != b  # fp16 did travel
-    stored = FileSystemReader(runs / "narrow/checkpoints/step_00000004").read_metadata().state_dict_metadata
-    weight = stored["model.embedding_collection.embeddings.uid.weight"]
+    weight = FileSystemReader(tmp_path / "runs/two/checkpoints/step_00000004").read_metadata().state_dict_metadata[
+        "model.embedding_collection.embeddings.uid.weight"
+    ]
     assert [tuple(chunk.sizes) for chunk in weight.chunks] == [(13, 128), (13, 128)]
 
 
