@@ -88,7 +88,7 @@ def test_a_run_that_reaches_the_target_stops_with_success(train, tmp_path):
 
 
 def test_a_run_that_misses_the_target_is_aborted(train, tmp_path):
-    code, _ = train("mlperf.target_auc=1.0")
+    code, _ = train("mlperf.target_auc=1.0", "train.max_steps=9")
     assert code == 1
     assert status(events(tmp_path)) == "aborted"
     check_once(events(tmp_path))
@@ -98,8 +98,8 @@ def test_a_resumed_run_announces_nothing_again(train, tmp_path):
     more = {"checkpoint.every_steps": "6", "mlperf.target_auc": "1.0"}
     train("train.max_steps=9", more=more)
     assert len(check_once(events(tmp_path))) >= 3
-    train(more=more, extra=["--resume"])
-    train(more=more, name="straight")
+    train("train.max_steps=17", more=more, extra=["--resume"])
+    train("train.max_steps=17", more=more, name="straight")
     resumed, straight = events(tmp_path), events(tmp_path, "straight")
     assert check_once(resumed) == check_once(straight)
     figures = lambda found: [e["value"] for e in found if e["key"] == "eval_accuracy"]

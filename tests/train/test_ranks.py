@@ -64,7 +64,7 @@ def test_two_ranks_train_as_one_does(trainer_process, small_config, tmp_path, sh
     }
     one = small_config({**common, "train.batch_size": "64"}, "one.gin")
     two = small_config({**common, "train.batch_size": "32"}, "two.gin")
-    trainer_process("--config", one, "--run-name", "one", check=0)
+    assert main(["--config", one, "--runs-dir", str(tmp_path / "runs"), "--run-name", "one"]) == 0
     done = trainer_process("--config", two, "--run-name", "two", ranks=2, check=0)
     assert "terminate called" not in done.err
     a, b = (checkpoint_tensors(tmp_path / "runs" / name, tmp_path) for name in ("one", "two"))
