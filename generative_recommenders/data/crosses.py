@@ -69,11 +69,10 @@ def cross_ids(keys: Sequence[np.ndarray], rows: int, out: np.ndarray | None = No
     return out
 
 
-def cross_rows(vocab: Mapping[str, int], limit: int | None = None) -> tuple[dict[str, int], list[str]]:
-    """Table rows of every cross for a data set's ``vocab``, and a line for each one that ``limit`` hashed down."""
-    users = vocab["uid"] - 1
-    full = {name: max(1, rows * users) for name, rows in ROWS_PER_USER.items()}
-    return limit_rows(full, limit)
+def cross_rows(feature: str, users: int) -> int:
+    """Rows of a cross's table for that many users; a cross not in ``ROWS_PER_USER`` is sized as user_x_artist."""
+    cross_parts(feature)
+    return ROWS_PER_USER.get(feature, ROWS_PER_USER["user_x_artist"]) * users
 
 
 def limit_rows(rows: Mapping[str, int], limit: int | None) -> tuple[dict[str, int], list[str]]:

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 from generative_recommenders.data.cache import EventCache
-from generative_recommenders.data.crosses import ROWS_PER_USER, cross_parts, is_cross, limit_rows
+from generative_recommenders.data.crosses import cross_rows, is_cross, limit_rows
 from generative_recommenders.data.dataset import RankingDataset
 from generative_recommenders.data.reader import HistoryOptions
 from generative_recommenders.data.schema import FeatureSchema
@@ -48,8 +48,7 @@ def dataset_of_cache(
     rows = {}
     for feature in (*item_features, *contextual_features):
         if is_cross(feature):
-            cross_parts(feature)
-            rows[feature] = ROWS_PER_USER.get(feature, ROWS_PER_USER["user_x_artist"]) * cache.num_users
+            rows[feature] = cross_rows(feature, cache.num_users)
         elif feature in cache.vocab:
             rows[feature] = cache.vocab[feature]
         else:

@@ -90,12 +90,8 @@ class Optimizers:
             self._adam.state[parameter] = dict(state[name])
 
     def sparse_state(self) -> dict:
-        """State of the fused optimizer (sharded tensors), as torch.distributed.checkpoint takes it."""
+        """State of the fused optimizer: sharded tensors, which torch.distributed.checkpoint saves and loads in place."""
         return self._fused.state_dict()
-
-    def load_sparse_state(self, state: dict) -> None:
-        """The inverse of ``sparse_state``."""
-        self._fused.load_state_dict(state)
 
     @staticmethod
     def _empty_entry(parameter: nn.Parameter) -> dict[str, torch.Tensor]:

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import xxhash
 
-from generative_recommenders.data.crosses import CROSSES, cross_ids, cross_parts, cross_rows, is_cross, limit_rows
+from generative_recommenders.data.crosses import (
+    CROSSES,
+    ROWS_PER_USER,
+    cross_ids,
+    cross_parts,
+    cross_rows,
+    is_cross,
+    limit_rows,
+)
 from generative_recommenders.errors import UserError
 
 
@@ -41,7 +49,7 @@ def test_names():
 
 
 def test_tables_at_a_million_users_are_those_of_the_public_benchmark():
-    rows, notes = cross_rows({"uid": 1_000_001})
+    rows, notes = limit_rows({name: cross_rows(name, 1_000_000) for name in ROWS_PER_USER}, None)
     assert rows == {
         "user_x_artist": 100_000_000,
         "user_x_album": 40_000_000,
