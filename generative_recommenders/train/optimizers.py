@@ -90,7 +90,7 @@ class Optimizers:
             self._adam.state[parameter] = dict(state[name])
 
     def sparse_state(self) -> dict:
-        """State of the fused optimizer: sharded tensors, which torch.distributed.checkpoint saves and loads in place."""
+        """State of the fused optimizer: sharded, saved and loaded in place by torch.distributed.checkpoint."""
         return self._fused.state_dict()
 
     @staticmethod
