@@ -20,18 +20,30 @@ _KNOWN = {
 _OPTIONS_OF = {"movielens_100k": "movielens_dataset", "movielens_small": "movielens_dataset"}
 
 
+# Name → the package that this data set needs and that is not installed.
+MISSING_PACKAGES: dict[str, str] = {}
+
+
 def _find() -> dict[str, Callable]:
     found = {}
     for name, module in _KNOWN.items():
         try:
             found[name] = getattr(importlib.import_module(module), name)
-        except (ModuleNotFoundError, AttributeError):
-            pass
+        except ModuleNotFoundError as exc:
+            MISSING_PACKAGES[name] = exc.name or str(exc)
     return found
 
 
-# Name → function from keyword options to a ``RankingDataset``.
+# Name → function from keyword options to a ``RankingDataset``; data sets whose packages are missing are left out.
 FACTORIES: dict[str, Callable] = _find()
+
+
+def missing_package(name: str) -> str | None:
+    """Why a data set that exists cannot be had here, or ``None``."""
+    package = MISSING_PACKAGES.get(name)
+    if package is None:
+        return None
+    return f"data set {name} needs the package {package}, which is not installed; install it (scripts/env.sh does)"
 
 
 def parameters(name: str) -> dict[str, inspect.Parameter]:

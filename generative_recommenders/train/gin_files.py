@@ -22,7 +22,7 @@ import gin
 from generative_recommenders import settings
 from generative_recommenders.errors import UserError
 from generative_recommenders.train import config as sections
-from generative_recommenders.train.datasets import FACTORIES, check_options, parameters
+from generative_recommenders.train.datasets import FACTORIES, check_options, missing_package, parameters
 
 # Options that may differ between a checkpoint and the run that resumes it: they decide how long and how loud, not what.
 FREE_ON_RESUME = frozenset(
@@ -183,6 +183,8 @@ def _explain(text: str, statement: str) -> str:
     bound = statement.split("=")[0].strip() if "=" in statement else ""
     unknown = re.search(r"No configurable matching '([^']+)'", text)
     if unknown:
+        if absent := missing_package(unknown.group(1)):
+            return absent
         name = bound if "." in bound else unknown.group(1)
         hint = nearest(name, option_names()) or nearest(unknown.group(1), [*sections.SECTIONS, *FACTORIES])
         return f"unknown name {name}{hint}"
@@ -247,6 +249,8 @@ def _bindings(name: str) -> dict[str, object]:
 def _build(sources: dict[str, str]) -> RunConfig:
     built = {name: cls(**_bindings(name)) for name, cls in sections.SECTIONS.items()}
     chosen = built["data"].dataset
+    if absent := missing_package(chosen):
+        raise UserError(f"data.dataset = {chosen!r}: {absent}")
     if chosen not in FACTORIES:
         known = ", ".join(FACTORIES)
         raise UserError(f"data.dataset = {chosen!r}: not known{nearest(chosen, FACTORIES)}; data sets: {known}")

@@ -157,9 +157,7 @@ class _Attempt:
             terminal.start()
             folder.start(config.to_gin(), trainer.progress if self.arguments.resume else None)
             self._introduce(dataset, trainer, found)
-            self.mlperf.begin(
-                config, self._mlperf_figures(dataset, trainer), trainer.progress if found else None
-            )
+            self.mlperf.begin(config, self._mlperf_figures(dataset, trainer), trainer.progress if found else None)
         return trainer
 
     def _introduce(self, dataset: RankingDataset, trainer: Trainer, resumed: pathlib.Path | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from generative_recommenders.data.dataset import RankingDataset
 from generative_recommenders.train.gin_files import RunConfig
 from generative_recommenders.train.loop import Trainer
@@ -56,7 +58,15 @@ def closing_figures(result: Result, trainer: Trainer) -> list[tuple[str, str]]:
         ("samples trained", f"{result.samples:,}"),
         ("steps", f"{trainer.progress.step:,}"),
         ("last layer, last batch", trainer.meter.decision),
+        *_peak_memory(trainer),
         ("seconds, training alone", f"{trainer.reporter.watch.seconds:,.1f}"),
         ("seconds, everything", f"{result.seconds:,.1f}"),
     ]
     return rows
+
+
+def _peak_memory(trainer: Trainer) -> list[tuple[str, str]]:
+    """The most that PyTorch's allocator held at once on rank 0's GPU."""
+    if trainer.world.device.type != "cuda":
+        return []
+    return [("peak memory of a GPU", f"{torch.cuda.max_memory_allocated(trainer.world.device) / 1e9:.2f} GB")]

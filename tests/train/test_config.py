@@ -1,6 +1,9 @@
 """Configuration: nothing is ignored in silence, precedence, ranges, and a resolved form that reloads to itself."""
 
 import dataclasses
+import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -8,6 +11,8 @@ from generative_recommenders import settings
 from generative_recommenders.errors import UserError
 from generative_recommenders.train import config as sections
 from generative_recommenders.train import gin_files
+
+REPO = pathlib.Path(__file__).resolve().parents[2]
 
 
 def refused(files, *bindings):
@@ -184,3 +189,22 @@ def test_one_load_leaves_nothing_for_the_next(small_config):
 def test_every_environment_option_is_a_declared_knob():
     names = [f.metadata["environment"] for c in sections.SECTIONS.values() for f in dataclasses.fields(c)]
     assert {name for name in names if name} <= set(settings.knobs())
+
+
+@pytest.mark.parametrize(
+    "arguments", [["configs/movielens_100k.gin"], ["configs/synthetic.gin", "data.dataset=movielens_small"]]
+)
+def test_a_data_set_whose_package_is_missing_says_which(arguments):
+    program = """
+import sys
+sys.modules["polars"] = None  # importing it raises ModuleNotFoundError
+from generative_recommenders.errors import UserError
+from generative_recommenders.train import gin_files
+try:
+    gin_files.load(sys.argv[1:2], sys.argv[2:])
+except UserError as exc:
+    print(exc)
+"""
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=REPO)
+    assert "needs the package polars, which is not installed" in done.stdout, done.stderr
+    assert done.stdout.count("\n") == 1

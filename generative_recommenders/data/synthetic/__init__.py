@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import pathlib
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from generative_recommenders.data.cache import EventCache
+from generative_recommenders.data.cache import MARKER, EventCache
 from generative_recommenders.data.synthetic.generate import TRUTH, generate
 from generative_recommenders.data.synthetic.spec import SyntheticSpec, yambda_like
+from generative_recommenders.data.yambda.layout import cache_folder
 from generative_recommenders.errors import UserError
 
 if TYPE_CHECKING:
@@ -91,16 +93,19 @@ def true_probability(truth: str | pathlib.Path, cache: EventCache, events: np.nd
 
 
 def _generated_cache(folder: pathlib.Path, spec: SyntheticSpec, min_history: int) -> EventCache:
-    from generative_recommenders.data.prepare import prepare
-    from generative_recommenders.data.yambda.files import cache_folder, yambda_source
-
     folder.mkdir(parents=True, exist_ok=True)
+    cache = cache_folder(folder, _SIZE)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        if (cache / MARKER).exists():
+            with contextlib.suppress(UserError):  # made by another version: goes on below
+                return EventCache.open(cache)
+        from generative_recommenders.data.prepare import prepare  # needs DuckDB, which opening does not
+        from generative_recommenders.data.yambda.files import yambda_source
+
         if not (folder / "generated").exists():
             generate(folder, spec, size=_SIZE)
             (folder / "generated").touch()
-        cache = cache_folder(folder, _SIZE)
         source = yambda_source(folder, _SIZE)
         try:
             prepare(source, cache, min_history=min_history)

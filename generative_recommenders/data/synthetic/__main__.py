@@ -9,7 +9,7 @@ import sys
 from generative_recommenders.data.prepare.command_line import guarded
 from generative_recommenders.data.synthetic.generate import generate
 from generative_recommenders.data.synthetic.spec import SyntheticSpec, yambda_like
-from generative_recommenders.data.yambda.files import SIZES
+from generative_recommenders.data.yambda.layout import SIZES
 
 
 def main(arguments: list[str] | None = None) -> int:

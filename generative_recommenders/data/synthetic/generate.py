@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.parquet
 
 from generative_recommenders.data.synthetic.spec import LIKE_SHARE, LISTEN_PLUS_SHARE, LISTEN_SHARE, SyntheticSpec
-from generative_recommenders.data.yambda.files import EVENT_TYPES, MAPPINGS, events_path
+from generative_recommenders.data.yambda.layout import EVENT_TYPES, MAPPINGS, events_path
 from generative_recommenders.errors import UserError
 
 TRUTH = "truth.parquet"

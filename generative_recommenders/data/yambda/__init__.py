@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from generative_recommenders.data.yambda.files import MIN_HISTORY, cache_folder, require_size
+from generative_recommenders.data.yambda.layout import MIN_HISTORY, cache_folder, require_size
 
 if TYPE_CHECKING:
     from generative_recommenders.data.dataset import RankingDataset

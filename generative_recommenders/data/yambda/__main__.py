@@ -9,7 +9,8 @@ from generative_recommenders.data.prepare.command_line import add_prepare_option
 from generative_recommenders.data.prepare.progress import Progress
 from generative_recommenders.data.prepare.verify import describe, verify
 from generative_recommenders.data.yambda.download import download
-from generative_recommenders.data.yambda.files import MIN_HISTORY, SIZES, cache_folder, yambda_source
+from generative_recommenders.data.yambda.files import yambda_source
+from generative_recommenders.data.yambda.layout import MIN_HISTORY, SIZES, cache_folder
 
 
 def parser() -> argparse.ArgumentParser:

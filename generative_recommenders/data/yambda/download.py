@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 
 from generative_recommenders.data.prepare.columns import sha256
-from generative_recommenders.data.yambda.files import MAPPINGS, require_size
+from generative_recommenders.data.yambda.layout import MAPPINGS, require_size
 from generative_recommenders.errors import UserError
 
 REPOSITORY = "yandex/yambda"
