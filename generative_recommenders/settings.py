@@ -7,10 +7,12 @@ what it may be. ``docs/knobs.md`` is generated from this registry.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import math
 import os
+from collections.abc import Iterator
 
 from generative_recommenders.errors import UserError
 
@@ -102,12 +104,39 @@ def is_set(name: str) -> bool:
     return _REGISTRY[name].name in os.environ
 
 
+# Knob → (value, where it was said): what a configuration file says, below the environment.
+_FALLBACKS: dict[str, tuple[object, str]] = {}
+
+
+@contextlib.contextmanager
+def fallback(name: str, value: object, said_by: str) -> Iterator[None]:
+    """Inside, a (declared) knob that the environment does not set has this value (``None``: its default)."""
+    before = _FALLBACKS.copy()
+    if value is not None:
+        _FALLBACKS[_REGISTRY[name].name] = (value, said_by)
+    try:
+        yield
+    finally:
+        _FALLBACKS.clear()
+        _FALLBACKS.update(before)
+
+
+def source(name: str) -> str:
+    """Where a knob's value comes from, for messages."""
+    if not is_set(name) and name in _FALLBACKS:
+        return _FALLBACKS[name][1]
+    return f"environment variable {name}"
+
+
 def get(name: str) -> object:
-    """The knob's value from the environment, else its default. Raises ``KeyError`` for an undeclared name."""
+    """The knob's value: from the environment, else ``fallback``'s, else its default.
+
+    Raises ``KeyError`` for an undeclared name, ``UserError`` for a value that does not parse.
+    """
     knob = _REGISTRY[name]
     text = os.environ.get(name)
     if text is None:
-        return knob.default
+        return _FALLBACKS.get(name, (knob.default, ""))[0]
     if text.strip() == "":
         raise UserError(f"environment variable {name} is set but empty: give it a value ({knob.bounds()}) or unset it")
     return knob.parse(text)
@@ -197,8 +226,12 @@ def knob_page() -> str:
         "# Environment variables",
         "",
         "Every variable the package reads, typed and checked when it is read; an empty or malformed value is an error",
-        "that names the variable. Precedence: command line (`--bind`) > environment > gin file > code. A backend named",
-        "as an argument of an op call wins over all.",
+        "that names the variable. Precedence: command line (`--bind`) > environment > gin file > code.",
+        "",
+        "Backends follow the same rule. An op takes the first of: the backend that its call names, its own variable",
+        "(`HSTU_LMSD_BACKEND`), `HSTU_BACKEND`, the automatic choice. The trainer's `model.backend` is as strong as",
+        "the place that names it: bound with `--bind`, every op call names it, so it wins over all variables; in a",
+        "file it stands in for `HSTU_BACKEND`, so that both `HSTU_BACKEND` and an op's own variable win over it.",
         "",
         "This page is generated: `python -m generative_recommenders.settings > docs/knobs.md`.",
         "",

@@ -1,4 +1,4 @@
-"""Which backend an op runs on: explicit argument > environment > automatic choice.
+"""Which backend an op runs on: explicit argument > environment > a gin file's ``model.backend`` > automatic choice.
 
 Every op package lists its backends in order of automatic preference, each with a check that says why it cannot serve
 this call (or ``None`` if it can). An explicit or environment choice that cannot serve raises and repeats that reason;
@@ -59,7 +59,7 @@ def choose_backend(
         for name in (f"HSTU_{op.upper()}_BACKEND", "HSTU_BACKEND"):
             value = settings.get(name)
             if value is not None:
-                choice, source = parse_backend(value), f"environment variable {name}"
+                choice, source = parse_backend(value), settings.source(name)
                 break
     if choice is not None:
         reason = checks[choice]() if choice in checks else "this op has no such backend"

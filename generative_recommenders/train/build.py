@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 
 import torch
 
+from generative_recommenders import settings
 from generative_recommenders.data.dataset import RankingDataset
 from generative_recommenders.errors import UserError
 from generative_recommenders.modules.dlrm_hstu import DlrmHSTU, DlrmHSTUConfig, TaskConfig
@@ -75,6 +77,8 @@ def model_config(config: ModelConfig, dataset: RankingDataset) -> DlrmHSTUConfig
 def build_model(config: RunConfig, dataset: RankingDataset, world: World) -> tuple[torch.nn.Module, Optimizers]:
     """The sharded model with its optimizers; weights depend on ``train.seed`` alone. A collective call."""
     sizes = model_config(config.model, dataset)
+    if not _is_bound(config):
+        sizes = dataclasses.replace(sizes, backend=None)
     seed = randomness.stream_seed(config.train.seed, "weights")
     try:
         model = DlrmHSTU(sizes, device=world.device, embedding_device="meta", seed=seed)
@@ -84,6 +88,17 @@ def build_model(config: RunConfig, dataset: RankingDataset, world: World) -> tup
     init = functools.partial(_init_shard, sizes=sizes, seed=seed)
     sharded = sharding.shard(model, config.sharding, world, init)
     return sharded, Optimizers(sharded, config.optimizer)
+
+
+def backend_fallback(config: RunConfig) -> contextlib.AbstractContextManager[None]:
+    """``model.backend`` as strong as where it was said: bound with ``--bind`` each op call names it (``build_model``),
+    which beats every variable; otherwise it stands in for ``HSTU_BACKEND`` here, which an op's own variable beats."""
+    value = None if _is_bound(config) else config.model.backend
+    return settings.fallback("HSTU_BACKEND", value, "option model.backend")
+
+
+def _is_bound(config: RunConfig) -> bool:
+    return config.sources.get("model.backend") == "--bind"
 
 
 def _init_shard(table: str, shard: torch.Tensor, row: int, column: int, *, sizes: DlrmHSTUConfig, seed: int) -> None:

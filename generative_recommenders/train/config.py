@@ -247,7 +247,10 @@ class ModelConfig(Section):
         "auto", "dtype of the transducer; auto: bfloat16 on a GPU", choices=("auto", "bfloat16", "float32")
     )
     backend: str | None = option(
-        None, "of all ops; None: HSTU_*_BACKEND or automatic", choices=("PYTORCH", "TRITON", "CUDNN")
+        None,
+        "of all ops; None: automatic. An op's own variable beats it unless it is given with --bind",
+        choices=("PYTORCH", "TRITON", "CUDNN"),
+        environment="HSTU_BACKEND",
     )
     last_layer_targets_only: bool = option(
         False,

@@ -112,6 +112,10 @@ class _Attempt:
         self.folder = open_folder(self.arguments, self.world)
         if self.is_main:
             self.folder.write_result(self.result)
+        with build.backend_fallback(self.config):
+            self._work(signals)
+
+    def _work(self, signals: StopSignals) -> None:
         dataset = build.open_dataset(self.config, self.world)
         self.result.best_auc, self.result.baseline_auc = dataset.best_auc, dataset.baseline_auc
         trainer = self._trainer(dataset, signals)

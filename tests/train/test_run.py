@@ -9,6 +9,7 @@ import types
 import pytest
 import torch
 
+from generative_recommenders import settings
 from generative_recommenders.train import datasets, optimizers, run_folder, signals
 from generative_recommenders.train.__main__ import main
 from generative_recommenders.train.options_table import DATA_OPTIONS
@@ -315,3 +316,29 @@ def test_an_echo_of_a_signal_is_not_a_second_one():
         stop._first_at -= signals.ECHO_SECONDS
         with pytest.raises(signals.Stopped, match="SIGTERM"):
             signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a backend that a CPU cannot serve")
+@pytest.mark.parametrize(
+    "in_file, environment, bound, blamed",
+    [
+        ("CUDNN", {}, None, "option model.backend"),
+        ("CUDNN", {"HSTU_BACKEND": "PYTORCH"}, None, None),
+        ("PYTORCH", {"HSTU_BACKEND": "CUDNN"}, None, "environment variable HSTU_BACKEND"),
+        ("PYTORCH", {"HSTU_LMSD_BACKEND": "CUDNN"}, None, "environment variable HSTU_LMSD_BACKEND"),
+        ("PYTORCH", {"HSTU_BACKEND": "CUDNN"}, "PYTORCH", None),
+        ("PYTORCH", {"HSTU_LMSD_BACKEND": "CUDNN"}, "PYTORCH", None),
+        ("PYTORCH", {"HSTU_BACKEND": "PYTORCH"}, "CUDNN", "the backend argument"),
+    ],
+)
+def test_a_backend_is_as_strong_as_the_place_that_names_it(train, monkeypatch, in_file, environment, bound, blamed):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    bindings = [] if bound is None else [f"model.backend={bound}"]
+    status, _, output = train("train.max_steps=1", *bindings, more={"model.backend": repr(in_file)})
+    if blamed is None:
+        assert status == 0, output.err
+    else:
+        assert status == 2
+        assert f"backend CUDNN (from {blamed}) is unavailable" in output.err
+    assert settings.get("HSTU_BACKEND") == environment.get("HSTU_BACKEND")  # nothing is left behind
