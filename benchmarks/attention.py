@@ -88,6 +88,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--variants", default="hopper,plain")
     options = parser.parse_args()
+    common.require_gpu()
     rate = common.matrix_rate()
     lengths = {
         "uniform": torch.full((options.batch,), options.length),

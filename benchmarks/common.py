@@ -16,12 +16,21 @@ import pathlib
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 
 import torch
 
 RESULTS = pathlib.Path(__file__).parent / "results"
+
+
+def require_gpu() -> None:
+    """End the script with one line and status 2 where there is no GPU to measure on."""
+    if not torch.cuda.is_available():
+        why = "this torch build has no CUDA" if torch.version.cuda is None else "none is visible"
+        print(f"error: {pathlib.Path(sys.argv[0]).name} measures an NVIDIA GPU, and {why}", file=sys.stderr)
+        sys.exit(2)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -264,8 +264,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="correctness only")
     parser.add_argument("--baseline", default="512,1024,256", help="widths that also time torch.compile; empty: none")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("error: benchmarks/lmsd.py needs a CUDA GPU")
+    common.require_gpu()
     torch.manual_seed(int(time.time()))
     print(f"{common.device_name()}, torch {torch.__version__}")
     check(CASES[:2] if options.sweep else CASES)

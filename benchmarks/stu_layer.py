@@ -175,6 +175,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--backend", default="TRITON")
     options = parser.parse_args()
+    common.require_gpu()
     wrong = wrong_results(options)
     if wrong:
         print("\n".join(["the layer's results are wrong, nothing is timed:", *wrong]))

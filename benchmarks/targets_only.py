@@ -167,8 +167,7 @@ def main() -> None:
     parser.add_argument("--sustained", type=float, default=1.0, help="seconds of sustained timing, 0 for burst only")
     parser.add_argument("--plot", action="store_true")
     args = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("benchmarks/targets_only.py needs a CUDA GPU")
+    common.require_gpu()
     arms = args.arms.split(",")
     check(arms)
     bandwidth = common.copy_bandwidth()

@@ -22,7 +22,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import torch
 from torchrec import KeyedJaggedTensor
 
-from benchmarks.common import device_name, record, write_records
+from benchmarks.common import device_name, record, require_gpu, write_records
 from generative_recommenders.modules.dlrm_hstu import DlrmHSTU, DlrmHSTUConfig
 from generative_recommenders.modules.table_init import fill_table_rows_
 from generative_recommenders.ops.candidate_attention import TargetSummary
@@ -181,8 +181,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--profile", action="store_true", help="print the kernels of one step of the first variant")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("error: no GPU is visible: this benchmark measures a GPU training step")
+    require_gpu()
     world = distributed.join(torch.device("cuda", 0))
     table_rows = {n: min(r, arguments.table_rows) for n, r in {**CONTEXT_TABLES, **ITEM_TABLES}.items()}
     batches = [random_batch(arguments.batch, arguments.rows, table_rows) for _ in range(2)]

@@ -100,6 +100,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.exit(2, "error: tuning times kernels on an NVIDIA GPU, and none is visible\n")
     import triton
 
     scratch = Scratch(
