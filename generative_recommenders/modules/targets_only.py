@@ -20,6 +20,7 @@ import logging
 import torch
 
 from generative_recommenders.errors import UserError
+from generative_recommenders.modules.dlrm_config import RECOMPUTE_OPTIONS
 from generative_recommenders.modules.stu import STULayerConfig
 from generative_recommenders.ops.candidate_attention import COMPUTATIONS, TargetSummary, why_not_computation
 from generative_recommenders.ops.lmsd import supports_indexed_output_dropout
@@ -58,7 +59,7 @@ class LastLayerUse:
     interleaved_targets: bool = False
 
 
-NOT_CONSULTED = LastLayerDecision(False, "switched off", "full")
+NOT_CONSULTED = LastLayerDecision(False, "targets-only is off", "full")
 
 
 class TargetsOnlyGate:
@@ -130,7 +131,8 @@ class TargetsOnlyGate:
         blockers = static_blockers(layer, use)
         if blockers:
             raise UserError(
-                f"{KNOB}=1 cannot work with this model: {'; '.join(blockers)}; or switch it off with {KNOB}=0"
+                f"the targets-only last layer cannot work with this model: {'; '.join(blockers)}; or switch it off "
+                f"with {KNOB}=0 or model.last_layer_targets_only=False"
             )
         reason = self._why_not_mode(layer, training, x)
         if reason is None:
@@ -165,7 +167,8 @@ def static_blockers(layer: STULayerConfig | None, use: LastLayerUse) -> list[str
     """What of the model's configuration rules targets-only out, each with the way to lift it."""
     if layer is None or use.num_layers == 0:
         return ["the stack is empty (set hstu_num_layers to 1 or more)"]
-    off_by_recompute = "a targets-only layer keeps nothing of size T, so recomputing costs nothing there"
+    kept = [name for name in RECOMPUTE_OPTIONS if not getattr(layer, name)]
+    are = "is" if len(kept) == 1 else "are"
     checks = (
         (
             layer.backend is not None and str(getattr(layer.backend, "value", layer.backend)).upper() not in _BACKENDS,
@@ -179,9 +182,12 @@ def static_blockers(layer: STULayerConfig | None, use: LastLayerUse) -> list[str
             layer.contextual_seq_len > 0,
             f"a contextual prefix attends both ways, contextual_seq_len={layer.contextual_seq_len} (set it to 0)",
         ),
-        (not layer.recompute_normed_x, f"recompute_normed_x is off (turn it on: {off_by_recompute})"),
-        (not layer.recompute_uvqk, f"recompute_uvqk is off (turn it on: {off_by_recompute})"),
-        (not layer.recompute_y, f"recompute_y is off (turn it on: {off_by_recompute})"),
+        (
+            kept,
+            f"{' and '.join(kept)} {are} off for the last layer (set model.recompute_last_layer=True, which turns all "
+            "three on there and leaves the other layers: a targets-only layer keeps nothing of the sequence's length, "
+            "so recomputing costs nothing)",
+        ),
         (layer.is_inference, "the layer was built in inference mode (set is_inference=False)"),
         (use.full_embeddings, "full embeddings are requested (set return_full_embeddings=False)"),
         (use.listwise, "training is listwise (train pointwise)"),

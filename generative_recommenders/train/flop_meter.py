@@ -47,11 +47,13 @@ class FlopMeter:
 
     @property
     def decision(self) -> str:
-        """How the last layer ran in the last batch, and why."""
+        """Which rows the last layer computed in the last batch, and why."""
         decision = self._transducer.last_layer_decision
         if decision is None:
-            return "not run"
-        return decision.reason if decision.engaged else f"all rows: {decision.reason}"
+            return "none: no batch has run"
+        if decision.engaged:
+            return f"the candidates' alone ({decision.computation})"
+        return f"all ({decision.reason})"
 
     def add(self, output: DlrmOutput) -> None:
         """Count one training step of this rank."""

@@ -40,7 +40,7 @@ def shortfall(config: RunConfig, dataset: RankingDataset, trainer: Trainer) -> s
 
 def closing_figures(result: Result, trainer: Trainer) -> list[tuple[str, str]]:
     """Name and value of every figure of the closing table and the report."""
-    show = lambda value: "not known" if value is None else f"{value:.4f}"
+    show = lambda value, otherwise="": otherwise if value is None else f"{value:.4f}"
     rows = []
     for task, figures in trainer.evaluation.items():
         rows += [
@@ -52,12 +52,12 @@ def closing_figures(result: Result, trainer: Trainer) -> list[tuple[str, str]]:
             (f"hold-out samples, {task}", f"{figures.samples:,}"),
         ]
     rows += [
-        ("baseline AUC", show(result.baseline_auc)),
-        ("best reachable AUC", show(result.best_auc)),
-        ("best AUC seen in this run", show(result.auc_best_seen)),
+        ("baseline AUC", show(result.baseline_auc, "this data set has no baseline")),
+        ("best reachable AUC", show(result.best_auc, "only generated data tells it")),
+        ("best AUC seen in this run", show(result.auc_best_seen, "no evaluation with both classes")),
         ("samples trained", f"{result.samples:,}"),
         ("steps", f"{trainer.progress.step:,}"),
-        ("last layer, last batch", trainer.meter.decision),
+        ("rows the last layer computed", trainer.meter.decision),
         *_peak_memory(trainer),
         ("seconds, training alone", f"{trainer.reporter.watch.seconds:,.1f}"),
         ("seconds, everything", f"{result.seconds:,.1f}"),

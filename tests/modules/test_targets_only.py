@@ -162,6 +162,16 @@ def test_static_conditions_of_the_transducer_raise(name):
         decide(TargetsOnlyGate(enabled=True), **USES[name])
 
 
+def test_what_the_last_layer_keeps_is_said_once_with_the_option_that_mends_it():
+    kept = dict.fromkeys(("recompute_normed_x", "recompute_uvqk", "recompute_y"), False)
+    with pytest.raises(UserError) as error:
+        decide(TargetsOnlyGate(enabled=True), config=STULayerConfig(**SIZES, **kept))
+    message = str(error.value)
+    assert all(message.count(name) == 1 for name in (*kept, "model.recompute_last_layer=True", "recomputing"))
+    mended = STULayerConfig(**SIZES, **dict.fromkeys(kept, True))
+    assert decide(TargetsOnlyGate(enabled=True), config=mended).engaged
+
+
 def test_several_blockers_are_all_named():
     config = STULayerConfig(**SIZES, use_group_norm=True, causal=False)
     with pytest.raises(UserError, match="group norm.*not causal"):
@@ -220,7 +230,7 @@ def test_the_gate_off_logs_nothing_and_reads_no_counts(caplog):
         decision, _ = TargetsOnlyGate().decide(
             STULayerConfig(**SIZES), LastLayerUse(num_layers=1), True, torch.zeros(2, 32), counts
         )
-    assert not decision.engaged and decision.reason == "switched off" and not caplog.records
+    assert not decision.engaged and decision.reason == "targets-only is off" and not caplog.records
 
 
 def test_unknown_computation():
@@ -284,7 +294,7 @@ def test_the_last_layer_recomputes_for_itself(toy):
     """The other layers may keep everything: the gate looks at the last layer's own options."""
     keeps = dict.fromkeys(("recompute_normed_x", "recompute_uvqk", "recompute_y"), False)
     batch = toy.batch(toy.samples([3, 9]))
-    with pytest.raises(UserError, match="recompute_normed_x is off"):
+    with pytest.raises(UserError, match="recompute_normed_x.* are off"):
         toy.model(last_layer_targets_only=True, **keeps)(*batch)
     model = toy.model(last_layer_targets_only=True, recompute_last_layer=True, **keeps)
     want = toy.model(**keeps)(*batch).predictions
