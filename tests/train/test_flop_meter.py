@@ -56,6 +56,4 @@ def test_real_counts_and_decisions_are_counted(world, counts, several):
     assert (figures["exec"] < figures["fill"]) == engages == bool(figures["last_layer_targets_only"])
     assert meter.drain(1.0) == {}
     said = "the candidates' alone (absorbed)" if engages else "all (not exactly one target"
-        "computed for the candidates alone (absorbed)" if engages else "computed for every row (not exactly one target"
-    )
     assert meter.decision.startswith(said)
