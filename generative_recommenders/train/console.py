@@ -31,14 +31,15 @@ class _Console(Console):
 class Terminal:
     """A progress bar on a terminal; plain lines, not too many, anywhere else."""
 
-    def __init__(self, total_samples: int) -> None:
+    def __init__(self) -> None:
         self.console = _Console(highlight=False, soft_wrap=True)
-        self._total = total_samples
+        self._total = 0
         self._next_plain = 0.0
         self._bar: Progress | None = None
 
-    def start(self) -> None:
-        """Show the progress bar."""
+    def start(self, total_samples: int) -> None:
+        """Show the progress bar; ``total_samples`` are the whole of it, 0 for no training."""
+        self._total = total_samples
         if self.console.is_terminal and self._total:
             self._bar = Progress(
                 TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[line]}"), console=self.console

@@ -6,6 +6,7 @@ Read ``Trainer.fit`` first; everything below it is one line of it.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator
 
@@ -147,6 +148,19 @@ class Trainer:
         if restored.local:
             self.running.load_state(restored.local["running"])
             self.meter.load_state(restored.local["meter"])
+
+    def samples_at_end(self) -> int:
+        """Samples trained when the run ends by itself; those before a resume were in batches of any size."""
+        train = self.config.train
+        batch = train.batch_size * self.world.size
+        steps = train.max_steps - self.progress.step if train.max_steps else math.inf
+        total, done = self.progress.samples, self.progress.samples_in_phase
+        for phase in self.phases[self.progress.phase :]:
+            left = phase.num_samples - done
+            needed = -(-left // batch)
+            total += left if needed <= steps else max(steps, 0) * batch
+            steps, done = steps - needed, 0
+        return 0 if train.mode == "eval" else total
 
     @torch.no_grad()
     def rehearse(self) -> None:

@@ -40,10 +40,14 @@ class Stopwatch:
 
 
 class Reporter:
-    """Takes the loop's figures; ``terminal`` and ``folder`` are ``None`` on ranks that do not write."""
+    """Takes the loop's figures; ``terminal`` and ``folder`` are ``None`` on ranks that do not write.
 
-    def __init__(self, world: World, folder: RunFolder | None, terminal: Terminal | None, total_samples: int) -> None:
-        self._world, self._folder, self._terminal, self._total = world, folder, terminal, total_samples
+    ``total_samples``: how many will have been trained at the end of the run, for the time left.
+    """
+
+    def __init__(self, world: World, folder: RunFolder | None, terminal: Terminal | None) -> None:
+        self._world, self._folder, self._terminal = world, folder, terminal
+        self.total_samples = 0
         self.watch = Stopwatch()
         self._last = (0.0, 0)  # training seconds and samples at the last line of metrics
 
@@ -72,7 +76,7 @@ class Reporter:
             self._terminal.progress(progress.samples, self._line(progress, figures))
 
     def _line(self, progress: Progress, f: dict[str, float]) -> str:
-        left = (self._total - progress.samples) / max(f["samples_per_second"], 1e-9)
+        left = (self.total_samples - progress.samples) / max(f["samples_per_second"], 1e-9)
         shares = "  ".join(f"{label} {100 * f[name]:.0f} %" for name, label in SHARES.items() if name in f)
         return (
             f"step {progress.step:,}  loss {f['loss']:.4f}  {f['samples_per_second']:,.0f} samples/s  "

@@ -27,7 +27,7 @@ from generative_recommenders.train.distributed import World, choose_device, join
 from generative_recommenders.train.evaluation import TrainingDiverged
 from generative_recommenders.train.flops import MFU_NOTE
 from generative_recommenders.train.gin_files import RunConfig
-from generative_recommenders.train.loop import Trainer, evaluation_schedule, plan_phases
+from generative_recommenders.train.loop import Trainer, evaluation_schedule
 from generative_recommenders.train.mlperf import EvalSchedule, MlperfLog, departures
 from generative_recommenders.train.reporting import Reporter
 from generative_recommenders.train.run_folder import Result, RunFolder, claim, write_atomically
@@ -140,9 +140,8 @@ class _Attempt:
     def _trainer(self, dataset: RankingDataset, signals: StopSignals) -> Trainer:
         config, world, folder = self.config, self.world, self.folder
         model, optimizers = build.build_model(config, dataset, world)
-        total = _total_samples(config, dataset, world)
-        terminal = Terminal(total) if self.is_main else None
-        reporter = Reporter(world, folder if self.is_main else None, terminal, total)
+        terminal = Terminal() if self.is_main else None
+        reporter = Reporter(world, folder if self.is_main else None, terminal)
         checkpointer = Checkpointer(folder.checkpoints, config.checkpoint.keep, config, world)
         writes_mlperf = config.mlperf.enabled and self.is_main
         self.mlperf = MlperfLog(
@@ -155,10 +154,11 @@ class _Attempt:
         elif config.checkpoint.load:
             self.warnings = checkpoint.load_weights(checkpoint.resolve(config.checkpoint.load), model, world)
         trainer.rehearse()
+        reporter.total_samples = trainer.samples_at_end()
         self.began = True
         if self.is_main:
             self.terminal = terminal
-            terminal.start()
+            terminal.start(reporter.total_samples)
             folder.start(config.to_gin(), trainer.progress if self.arguments.resume else None)
             self._introduce(dataset, trainer, found)
             self.mlperf.begin(config, self._mlperf_figures(dataset, trainer), trainer.progress if found else None)
@@ -337,14 +337,6 @@ def complain(text: str) -> None:
     """A line on stderr, if there still is one."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
-
-
-def _total_samples(config: RunConfig, dataset: RankingDataset, world: World) -> int:
-    train = config.train
-    if train.mode == "eval":
-        return 0
-    total = sum(phase.num_samples for phase in plan_phases(config, dataset.windows))
-    return min(total, train.max_steps * train.batch_size * world.size) if train.max_steps else total
 
 
 def _leave(world: World | None, orderly: bool, status: int) -> None:

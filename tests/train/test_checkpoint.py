@@ -3,12 +3,14 @@
 import json
 import shutil
 import signal
+import types
 
 import pytest
 import torch
 
 from generative_recommenders.train import checkpoint
 from generative_recommenders.train.__main__ import main
+from generative_recommenders.train.loop import Trainer
 
 DROPOUT = {"model.output_dropout_ratio": "0.2", "optimizer.warmup_steps": "4", "train.log_every": "1"}
 
@@ -198,6 +200,32 @@ def test_a_checkpoint_loads_on_another_number_of_ranks(trainer_process, small_co
     )
     done = trainer_process("--config", config, "--run-name", "x", "--resume", "--bind", "train.max_steps=5", check=0)
     assert "saved by 2 ranks, resumed on 1: dropout draws from new streams" in done.out
+    assert " 88 %  step 4 " in done.out  # 3 · 32 + 16 of 3 · 32 + 2 · 16 samples
+
+
+@pytest.mark.parametrize(
+    "max_steps, stands_at, wanted",
+    [
+        (0, {}, 200),  # two windows of 70 and 30 samples, twice
+        (5, {}, 100 + 32),  # 32 + 32 + 6, 30, and one more step
+        (
+            6,
+            {"step": 4, "samples": 64, "samples_in_phase": 64},
+            70 + 30,
+        ),  # two steps are left
+        (5, {"step": 4, "samples": 64, "samples_in_phase": 64}, 70),
+        (9, {"step": 8, "samples": 100, "phase": 2, "samples_in_phase": 0}, 100 + 32),
+        (3, {"step": 4, "samples": 64, "samples_in_phase": 64}, 64),
+    ],
+)
+def test_what_a_run_will_have_trained_is_counted_from_where_it_stands(max_steps, stands_at, wanted):
+    trainer = types.SimpleNamespace(
+        config=types.SimpleNamespace(train=types.SimpleNamespace(batch_size=16, max_steps=max_steps, mode="train")),
+        world=types.SimpleNamespace(size=2),
+        phases=[types.SimpleNamespace(num_samples=samples) for samples in (70, 30, 70, 30)],
+        progress=checkpoint.Progress(**stands_at),
+    )
+    assert Trainer.samples_at_end(trainer) == wanted
 
 
 def rows_of(tmp_path, name, kind):
