@@ -140,12 +140,39 @@ def measure(step: Step, batches: list, rows: int, steps: int) -> dict[str, float
     }
 
 
+# Group → pieces of kernel names, lower case; a kernel belongs to the first group that has a piece of its name.
+GROUPS = {
+    "attention": ("hopper_", "attention_", "absorbed_", "materialised_", "_slope"),
+    "LMSD": ("lmsd_",),
+    "optimizer": ("multi_tensor", "adam", "lpnorm", "fused_step"),
+    "norms": ("layer_norm", "layernorm", "swish_norm", "gammabeta"),
+    "embeddings": ("split_embedding", "bounds_check", "linearize", "permute_", "split_rows", "copy_rows", "jagged"),
+    "encoding": ("encode_", "piece_sums", "entry_sums", "embedding_backward", "embedding_dense", "radix", "sort",
+                 "searchsorted", "dropout", "krn_partial", "compute_grad_weight", "sum_and_scatter"),
+    "products": ("nvjet", "gemm", "cutlass", "cublas", "splitk", "wgmma"),
+    "sums": ("reduce_kernel", "column_sums"),
+    "copies and casts": ("copy", "memcpy", "memset", "fill", "cat", "index", "gather", "scatter"),
+}  # fmt: skip
+
+
+def group_of(kernel: str) -> str:
+    """The group that a kernel's name puts it in."""
+    name = kernel.lower()
+    return next((group for group, pieces in GROUPS.items() if any(piece in name for piece in pieces)), "other")
+
+
 def profile(step: Step, batch: tuple, rows: int) -> str:
-    """Table of the kernels of one step, longest first."""
+    """Table of the kernels of one step, longest first, and their device time by group."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         step(*batch, rows)
         torch.cuda.synchronize()
-    return profiler.key_averages().table(sort_by="cuda_time_total", row_limit=45, max_name_column_width=90)
+    events = profiler.key_averages()
+    sums = dict.fromkeys([*GROUPS, "other"], 0.0)
+    for event in events:
+        sums[group_of(event.key)] += event.self_device_time_total / 1e3
+    table = events.table(sort_by="cuda_time_total", row_limit=45, max_name_column_width=90)
+    lines = [f"{group:18s} {ms:8.2f} ms" for group, ms in sums.items()]
+    return "\n".join([table, *lines, f"{'all kernels':18s} {sum(sums.values()):8.2f} ms"])
 
 
 def run_variant(variant, batches, table_rows, world, shape, arguments) -> str:

@@ -170,6 +170,7 @@ BACKEND_NAMES = ("PYTORCH", "TRITON", "CUDNN")
 declare(Knob("HSTU_BACKEND", str, None, "Backend of every op that has no variable of its own.", choices=BACKEND_NAMES))
 declare(Knob("HSTU_LMSD_BACKEND", str, None, "Backend of the LMSD op.", choices=BACKEND_NAMES))
 declare(Knob("HSTU_ATTENTION_BACKEND", str, None, "Backend of the attention op.", choices=BACKEND_NAMES[:2]))
+declare(Knob("HSTU_ENCODE_BACKEND", str, None, "Backend of what precedes the layers.", choices=BACKEND_NAMES[:2]))
 declare(
     Knob(
         "HSTU_CANDIDATE_ATTENTION_BACKEND",

@@ -24,9 +24,17 @@ class ActionEncoder(nn.Module):
         action_weights: the bit (or bits) of each action, for example (1, 2, 4).
         action_dim: width of one action's vector.
         hidden_dim, output_dim: sizes of the MLP on the concatenated vectors.
+        backend: as ``SwishLayerNorm``.
     """
 
-    def __init__(self, action_weights: Sequence[int], action_dim: int, hidden_dim: int, output_dim: int) -> None:
+    def __init__(
+        self,
+        action_weights: Sequence[int],
+        action_dim: int,
+        hidden_dim: int,
+        output_dim: int,
+        backend: str | None = None,
+    ) -> None:
         super().__init__()
         if not 1 <= len(action_weights) <= MAX_ACTION_BITS:
             raise ValueError(f"action_weights={tuple(action_weights)}: give 1 to {MAX_ACTION_BITS} actions")
@@ -40,11 +48,18 @@ class ActionEncoder(nn.Module):
         self.target_action_embedding = nn.Parameter(torch.empty(1, self.num_actions * action_dim))
         nn.init.normal_(self.action_embedding, std=ACTION_INIT_STD)
         nn.init.normal_(self.target_action_embedding, std=ACTION_INIT_STD)
-        self.mlp = swish_mlp(self.num_actions * action_dim, hidden_dim, output_dim)
+        self.mlp = swish_mlp(self.num_actions * action_dim, hidden_dim, output_dim, backend)
 
     def forward(self, action_bits: torch.Tensor, num_candidates: int) -> torch.Tensor:
         """History bits int64 ``[Lh]`` → ``[Lh + num_candidates, output_dim]``, the candidates' rows last."""
-        table = (self.patterns[:, :, None] * self.action_embedding).flatten(1)
-        encoded = self.mlp(torch.cat([table, self.target_action_embedding]))
+        return F.embedding(self.pattern_of(action_bits, num_candidates), self.table())
+
+    def table(self) -> torch.Tensor:
+        """The encoding of each pattern, candidates' last: ``[2^k + 1, output_dim]``."""
+        rows = (self.patterns[:, :, None] * self.action_embedding).flatten(1)
+        return self.mlp(torch.cat([rows, self.target_action_embedding]))
+
+    def pattern_of(self, action_bits: torch.Tensor, num_candidates: int) -> torch.Tensor:
+        """History bits int64 ``[Lh]`` → row of the table, int64 ``[Lh + num_candidates]``."""
         pattern = (((action_bits[:, None] & self.action_weights) > 0) * self.pattern_powers).sum(1)
-        return F.embedding(F.pad(pattern, (0, num_candidates), value=2**self.num_actions), encoded)
+        return F.pad(pattern, (0, num_candidates), value=2**self.num_actions)

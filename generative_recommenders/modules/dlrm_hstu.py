@@ -15,12 +15,13 @@ from generative_recommenders.modules.layers import swish_mlp
 from generative_recommenders.modules.multitask import MultitaskHead, TaskConfig
 from generative_recommenders.modules.positional_encoder import PositionalEncoder
 from generative_recommenders.modules.postprocessors import make_postprocessor
-from generative_recommenders.modules.preprocessor import ContextualPreprocessor, JaggedRows, PreparedSequence
+from generative_recommenders.modules.preprocessor import ContextualPreprocessor, EventRows, PreparedSequence
 from generative_recommenders.modules.stu import STULayer, STUStack
 from generative_recommenders.modules.table_init import fill_table_rows_
 from generative_recommenders.modules.targets_only import TargetsOnlyGate
 from generative_recommenders.modules.transducer import HSTUTransducer
 from generative_recommenders.ops.candidate_attention import TargetSummary
+from generative_recommenders.ops.encode import JoinedFeatures, join_features, why_not_fused
 from generative_recommenders.ops.jagged import complete_cumsum
 
 __all__ = ["DlrmHSTU", "DlrmHSTUConfig", "DlrmOutput", "TaskConfig", "candidate_name", "embedding_configs"]
@@ -108,7 +109,7 @@ class DlrmHSTU(nn.Module):
             torch.manual_seed(seed)
             dim = config.hstu_embedding_dim
             item_width = len(config.item_feature_names) * config.table_dim
-            self.item_tower = swish_mlp(item_width, config.item_tower_hidden_dim, dim).to(device)
+            self.item_tower = swish_mlp(item_width, config.item_tower_hidden_dim, dim, config.backend).to(device)
             self.transducer = _make_transducer(config).to(device)
             self.head = MultitaskHead(dim, config.tasks, config.head_hidden_dim).to(device)
 
@@ -135,14 +136,12 @@ class DlrmHSTU(nn.Module):
         """
         history, targets = _to_dict(uih), _to_dict(candidates)
         self._check_features(history, targets, uih.stride(), candidates.stride())
-        embedded = self.embed(history, targets)
-        item_embedding = self.item_tower(
-            torch.cat([embedded[name].values() for name in self.config.candidate_feature_names], dim=1)
-        )
+        embedded = self.join(self.embed(history, targets))
+        item_embedding = self.item_tower(embedded.candidates)
         with self._autocast(item_embedding.device.type):
             sequence = self.prepare(embedded, history, targets)
-            del embedded  # fp32 rows of every feature: most of the memory, and not needed by the stack
-            bound = self._length_bound(sequence.seq_lengths, max_seq_len)
+            del embedded  # rows of every feature: most of the memory, and not needed by the stack
+            bound = self._length_bound(sequence.layout.seq_lengths, max_seq_len)
             encoded = self.transducer.encode(sequence, bound, target_counts)
         result = self.head(encoded.candidates, item_embedding, self._label_values(targets))
         loss = sum(result.losses.values()) if result.losses else encoded.candidates.new_zeros(())
@@ -179,31 +178,39 @@ class DlrmHSTU(nn.Module):
         )
         return self.embedding_collection(features)
 
+    def join(self, embedded: Mapping[str, JaggedTensor]) -> JoinedFeatures:
+        """The inputs of the item tower (fp32) and of the transducer's MLPs (cast, history and candidates together)."""
+        c = self.config
+        history, candidates, context = (
+            [embedded[name].values() for name in names]
+            for names in (c.item_feature_names, c.candidate_feature_names, c.contextual_feature_names)
+        )
+        device = history[0].device.type
+        with self._autocast(device):
+            dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else history[0].dtype
+        fused = why_not_fused(history[0], backend=c.backend) is None
+        return join_features(history, candidates, context, dtype, fused)
+
     def prepare(
         self,
-        embedded: Mapping[str, JaggedTensor],
+        embedded: JoinedFeatures,
         history: Mapping[str, JaggedTensor],
         candidates: Mapping[str, JaggedTensor],
     ) -> PreparedSequence:
         """The transducer's input: context, history and candidates of every sample as one jagged sequence."""
         c = self.config
-        item, *attributes = c.item_feature_names
-        uih_rows = JaggedRows(
-            item=embedded[item].values(),
-            attributes=[embedded[name].values() for name in attributes],
-            offsets=complete_cumsum(history[item].lengths()),
-            timestamps=history[ACTION_TIMESTAMP].values(),
+        item = c.item_feature_names[0]
+        events = EventRows(
+            item=embedded.item,
+            attributes=embedded.attributes,
+            history_offsets=complete_cumsum(history[item].lengths()),
+            candidate_offsets=complete_cumsum(candidates[candidate_name(item)].lengths()),
+            history_timestamps=history[ACTION_TIMESTAMP].values(),
+            candidate_timestamps=candidates[QUERY_TIME].values(),
         )
-        candidate_rows = JaggedRows(
-            item=embedded[candidate_name(item)].values(),
-            attributes=[embedded[candidate_name(name)].values() for name in attributes],
-            offsets=complete_cumsum(candidates[candidate_name(item)].lengths()),
-            timestamps=candidates[QUERY_TIME].values(),
-        )
-        contextual = [
-            (embedded[name].values(), complete_cumsum(history[name].lengths())) for name in c.contextual_feature_names
-        ]
-        return self.transducer.prepare(uih_rows, candidate_rows, history[ACTION_WEIGHT].values(), contextual)
+        lengths = [history[name].lengths() for name in c.contextual_feature_names]
+        contextual = [(rows, complete_cumsum(n)) for rows, n in zip(embedded.others, lengths, strict=True)]
+        return self.transducer.prepare(events, history[ACTION_WEIGHT].values(), contextual)
 
     def _autocast(self, device: str) -> torch.autocast:
         bf16 = self.config.autocast == "bfloat16" or (self.config.autocast == "auto" and device == "cuda")
@@ -283,6 +290,7 @@ def _make_transducer(config: DlrmHSTUConfig) -> HSTUTransducer:
             action_weights=config.action_weights,
             action_dim=config.action_dim,
             recompute=config.recompute_preprocessor,
+            backend=config.backend,
         ),
         positional_encoder=PositionalEncoder(
             config.hstu_embedding_dim, config.num_position_buckets, config.num_time_buckets, num_contextual
@@ -297,4 +305,5 @@ def _make_transducer(config: DlrmHSTUConfig) -> HSTUTransducer:
             several_targets=config.targets_only_several_targets,
             computation=config.targets_only_computation,
         ),
+        backend=config.backend,
     )

@@ -108,6 +108,17 @@ def ranker(meta):
 
 @pytest.mark.parametrize("path", golden_files("dlrm_*.npz"), ids=lambda p: getattr(p, "stem", str(p)))
 def test_ranker(path):
+    check_ranker(path)
+
+
+@pytest.mark.parametrize("path", golden_files("dlrm_three*.npz"), ids=lambda p: getattr(p, "stem", str(p)))
+def test_ranker_prepared_in_one_pass(path, monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("HSTU_ENCODE_BACKEND", "TRITON")
+    check_ranker(path)
+
+
+def check_ranker(path):
     meta, golden = read(path)
     model = ranker(meta)
     import_public_weights(model, under(golden, "param/"))

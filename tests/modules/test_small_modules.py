@@ -10,7 +10,7 @@ from generative_recommenders.modules.action_encoder import ActionEncoder
 from generative_recommenders.modules.layers import LayerNorm, SwishLayerNorm, swish_mlp
 from generative_recommenders.modules.multitask import MultitaskHead, TaskConfig, task_labels, task_loss
 from generative_recommenders.modules.postprocessors import TimestampPostprocessor, make_postprocessor
-from generative_recommenders.modules.preprocessor import ContextualPreprocessor, JaggedRows
+from generative_recommenders.modules.preprocessor import ContextualPreprocessor, EventRows
 from generative_recommenders.modules.stu import STULayer, STULayerConfig, STUStack
 from generative_recommenders.modules.transducer import HSTUTransducer
 
@@ -74,42 +74,40 @@ def test_action_encoder_gradients_equal_the_row_by_row_ones():
 # ---- Preprocessor ----
 
 
-def jagged_rows(lengths, attributes, seed, dim=6):
-    g = torch.Generator().manual_seed(seed)
-    count = sum(lengths)
-    offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
-    rows = [torch.randn(count, dim, generator=g) for _ in range(1 + attributes)]
-    return JaggedRows(rows[0], rows[1:], offsets, torch.arange(count) + 1000 * seed)
+def event_rows(history, candidates, attributes, dim=6):
+    """Random events of sequences with so many history rows and candidates."""
+    g = torch.Generator().manual_seed(1)
+    count = sum(history) + sum(candidates)
+    offsets = [torch.tensor([0, *torch.tensor(n).cumsum(0).tolist()]) for n in (history, candidates)]
+    stamps = torch.arange(sum(history)) + 1000, torch.arange(sum(candidates)) + 2000
+    side = torch.randn(count, attributes * dim, generator=g) if attributes else None
+    return EventRows(torch.randn(count, dim, generator=g), side, *offsets, *stamps)
 
 
 def test_sequence_is_context_then_history_then_candidates():
-    history, candidates = jagged_rows([2, 0, 3], 2, 1), jagged_rows([1, 2, 1], 2, 2)
+    events = event_rows([2, 0, 3], [1, 2, 1], 2)
     bits = torch.tensor([1, 4, 2, 0, 3])
     module = ContextualPreprocessor(6, 8, 5, num_contextual=2, num_attributes=2, action_dim=3)
     context = [
         (torch.randn(3, 6), torch.tensor([0, 1, 2, 3])),
         (torch.randn(3, 6), torch.tensor([0, 0, 2, 3])),  # the first sequence lacks it, the second has two values
     ]
-    out = module(history, candidates, bits, context)
+    out = module(events, bits, context)
 
-    actions = module.action_encoder(bits, 4)
-
-    def embedded(rows, action):
-        attributes = module.attribute_mlp(torch.cat(list(rows.attributes), dim=1))
-        return module.content_mlp(rows.item) + attributes + action
-
-    h, c = embedded(history, actions[:5]), embedded(candidates, actions[5:])
+    rows = module.content_mlp(events.item) + module.attribute_mlp(events.attributes) + module.action_encoder(bits, 4)
+    h, c = rows[:5], rows[5:]
     slot_inputs = [context[0][0], torch.stack([torch.zeros(6), context[1][0][0], context[1][0][2]])]
     w, b = module.contextual_weight, module.contextual_bias
     slots = torch.stack([slot_inputs[i] @ w[i] + b[i] for i in range(2)], dim=1)
     want = torch.cat([slots[0], h[:2], c[:1], slots[1], c[1:3], slots[2], h[2:], c[3:]])
     torch.testing.assert_close(out.x, want)
     assert out.offsets.tolist() == [0, 5, 9, 15]
-    assert out.timestamps.tolist() == [0, 0, 1000, 1001, 2000, 0, 0, 2001, 2002, 0, 0, 1002, 1003, 1004, 2003]
+    stamps = [0, 0, 1000, 1001, 2000, 0, 0, 2001, 2002, 0, 0, 1002, 1003, 1004, 2003]
+    assert out.layout.timestamps.tolist() == stamps
     assert out.candidate_rows.tolist() == [4, 7, 8, 14]
 
-    longest = module(history, candidates, bits, context, longest_first=True)
-    assert longest.offsets.tolist() == [0, 6, 11, 15] and longest.num_targets.tolist() == [1, 1, 2]
+    longest = module(events, bits, context, longest_first=True)
+    assert longest.offsets.tolist() == [0, 6, 11, 15] and longest.layout.num_targets.tolist() == [1, 1, 2]
     torch.testing.assert_close(longest.x, torch.cat([want[9:], want[:5], want[5:9]]))
     assert longest.candidate_rows.tolist() == [10, 13, 14, 5]
 
@@ -117,16 +115,16 @@ def test_sequence_is_context_then_history_then_candidates():
 def test_a_wrong_number_of_contextual_features_is_named():
     module = ContextualPreprocessor(6, 8, 5, num_contextual=2, num_attributes=0)
     with pytest.raises(ValueError, match="got 0 contextual features, the model has 2"):
-        module(jagged_rows([2], 0, 1), jagged_rows([1], 0, 2), torch.tensor([1, 1]))
+        module(event_rows([2], [1], 0), torch.tensor([1, 1]))
 
 
 def test_candidate_order_is_restored_after_sorting():
-    history, candidates = jagged_rows([2, 0, 3], 0, 1), jagged_rows([1, 2, 1], 0, 2)
+    events = event_rows([2, 0, 3], [1, 2, 1], 0)
     preprocessor = ContextualPreprocessor(6, 8, 5, num_contextual=0, num_attributes=0)
     layer = STULayer(STULayerConfig(embedding_dim=8, num_heads=1, hidden_dim=8, attention_dim=8, max_seq_len=9))
     transducer = HSTUTransducer(preprocessor, None, STUStack([layer]), make_postprocessor("l2_norm", 8))
     for longest_first in (False, True):
-        sequence = preprocessor(history, candidates, torch.tensor([1, 4, 2, 0, 3]), (), longest_first)
+        sequence = preprocessor(events, torch.tensor([1, 4, 2, 0, 3]), (), longest_first)
         in_layout = sequence.x[sequence.candidate_rows.sort().values]
         restored = transducer.restore_candidate_order(in_layout, sequence)
         assert torch.equal(restored, sequence.x[sequence.candidate_rows])

@@ -1,0 +1,59 @@
+"""How the row kernels of this package are launched: a rule of the width alone, so the first call is as fast as any."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import torch
+import triton
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLaunch:
+    """Launch of a kernel whose programs walk over tiles of rows.
+
+    Attributes:
+        block: columns of a row, padded to a power of two.
+        rows: rows of a tile.
+        warps: warps per program.
+        programs: programs per multiprocessor.
+        registers: cap per thread.
+    """
+
+    block: int
+    rows: int
+    warps: int
+    programs: int
+    registers: int
+
+    def options(self) -> dict[str, int]:
+        """Launch options beside the kernel's arguments."""
+        capped = {} if torch.version.hip is not None else {"maxnreg": self.registers}  # a CUDA-only option
+        return {"num_warps": self.warps, **capped}
+
+    def grid(self, rows: int, device: torch.device) -> tuple[int]:
+        """Programs for so many rows: never more than there are tiles."""
+        return (max(1, min(triton.cdiv(rows, self.rows), self.programs * multiprocessors(device))),)
+
+
+def row_launch(width: int, device: torch.device, keeps_sums: bool) -> RowLaunch:
+    """A warp per 512 columns, so that a row's sums seldom leave its warp; shorter rows share a warp.
+
+    Args:
+        width: columns of a row.
+        keeps_sums: whether a program adds up columns over its life: then no more programs than are resident, else
+            many more, which the hardware evens out.
+    """
+    block = triton.next_power_of_2(width)
+    if device.type != "cuda":
+        return RowLaunch(block, max(1, 8192 // block), 1, 2, 128)  # the interpreter pays per operation
+    warps = min(16, max(1, block // 512))
+    programs, registers = (12, 168) if keeps_sums else (256, 128)
+    return RowLaunch(block, max(1, 512 // block), warps, max(1, programs // warps), min(registers, 2048 // warps))
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; 1 stands for the interpreter's CPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -1,0 +1,213 @@
+"""The stack's input from what the products before it made, as one differentiable function.
+
+``x[place] = dropout(√D · (LayerNorm(content) + LayerNorm(attributes) + action) + position + time)``; contextual rows
+take ``√D · context`` instead. Everything between the rows read and the rows written is fp32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+
+from generative_recommenders.ops.lmsd.philox import keep_threshold
+
+Norm = tuple[torch.Tensor, torch.Tensor, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodeCall:
+    """What a call of ``encode_sequence`` says beside its differentiable tensors.
+
+    N event rows and K contextual rows make T = N + K joined rows; *source order* is all events, then all context.
+
+    Attributes:
+        places: int64 ``[T]``, the joined row of each source row; a permutation.
+        patterns: int64 ``[N]``, the action table's row of each event.
+        positions, times: int64 ``[T]``, each joined row's entry of the position and time table, in joined order.
+        dtype: of the result.
+        dropout_ratio: in [0, 1); 0 in evaluation.
+        seed: int64 ``[1]`` on the device: which elements are dropped is a function of it, the joined row and the
+            column alone. Unused without dropout.
+    """
+
+    places: torch.Tensor
+    patterns: torch.Tensor
+    positions: torch.Tensor
+    times: torch.Tensor
+    dtype: torch.dtype
+    dropout_ratio: float = 0.0
+    seed: torch.Tensor | None = None
+
+
+def encode_sequence(
+    content: torch.Tensor,
+    content_norm: Norm,
+    attributes: torch.Tensor | None,
+    attribute_norm: Norm | None,
+    action_table: torch.Tensor,
+    context: torch.Tensor | None,
+    position_table: torch.Tensor,
+    time_table: torch.Tensor,
+    call: EncodeCall,
+) -> torch.Tensor:
+    """Norms, action, join, encoding and dropout; once differentiable, gradients bit for bit the same in every run.
+
+    Args:
+        content, attributes: ``[N, D]`` before their norms; attributes may be ``None``.
+        content_norm, attribute_norm: (weight ``[D]``, bias ``[D]``, eps).
+        action_table: ``[patterns, D]``.
+        context: ``[K, D]``, or ``None`` for K = 0.
+        position_table, time_table: ``[entries, D]``.
+
+    Returns:
+        x ``[T, D]`` in ``call.dtype``. Ask ``why_not_fused`` first.
+    """
+    if (attributes is None) != (attribute_norm is None):
+        raise ValueError("give attributes and attribute_norm together, or neither")
+    count = content.shape[0] + (0 if context is None else context.shape[0])
+    for name in ("places", "positions", "times"):
+        if getattr(call, name).numel() != count:
+            raise ValueError(f"{name} has {getattr(call, name).numel()} entries but there are {count} rows")
+    weight, bias, eps = content_norm
+    a_weight, a_bias, a_eps = (None, None, 0.0) if attribute_norm is None else attribute_norm
+    return _Encode.apply(
+        content, weight, bias, attributes, a_weight, a_bias, action_table, context, position_table, time_table,
+        (eps, a_eps), call,
+    )  # fmt: skip
+
+
+def _rows(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """The tensor with rows that kernels can read: neighbouring columns, a stride of whole quads."""
+    if tensor is None or (tensor.stride(1) == 1 and tensor.stride(0) % 4 == 0):
+        return tensor
+    return tensor.contiguous()
+
+
+class _Encode(torch.autograd.Function):
+    """Keeps the rows before their norms, four numbers per event and a byte of decisions per four columns."""
+
+    @staticmethod
+    def forward(
+        ctx, content, weight, bias, attributes, a_weight, a_bias, action_table, context, position, time, eps, call
+    ):  # fmt: skip
+        content, attributes, context, action_table = (_rows(t) for t in (content, attributes, context, action_table))
+        events, width = content.shape
+        total, device = call.places.numel(), content.device
+        x = torch.empty(total, width, device=device, dtype=call.dtype)
+        mask = None
+        if call.dropout_ratio > 0:
+            mask = torch.empty(total, width // 4, device=device, dtype=torch.uint8)
+        stats = torch.empty(2 if attributes is None else 4, events, device=device, dtype=torch.float32)
+        tables = position.contiguous(), call.positions[call.places], time.contiguous(), call.times[call.places]
+        norms = weight, bias, a_weight, a_bias, action_table, call.patterns
+        _forward_rows(content, attributes, norms, tables, x, mask, stats, eps, call, 0)
+        if context is not None:
+            _forward_rows(context, None, (None,) * 6, tables, x, mask, None, eps, call, events)
+        ctx.save_for_backward(content, attributes, weight, a_weight, stats, mask)
+        ctx.call, ctx.width = call, width
+        ctx.parameters = [None if t is None else (t.shape[0], t.dtype) for t in (action_table, context, position, time)]
+        ctx.biases = bias.dtype, None if a_bias is None else a_bias.dtype
+        return x
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dx):
+        from generative_recommenders.ops.encode.triton_table_sums import table_gradient
+
+        content, attributes, weight, a_weight, stats, mask = ctx.saved_tensors
+        call, events, dx = ctx.call, content.shape[0], _rows(dx)
+        scale = 1.0 / (1.0 - call.dropout_ratio)
+        factor = scale * math.sqrt(ctx.width)
+        action, context, position, time = ctx.parameters
+        d_content, d_attributes, d_norms = _backward_rows(
+            dx, mask, call.places[:events], content, attributes, (weight, a_weight), stats, factor
+        )
+        d_context = None
+        if context is not None:
+            d_context = torch.empty(context[0], ctx.width, device=dx.device, dtype=context[1])
+            _backward_context(dx, mask, call.places[events:], d_context, factor)
+        d_action = table_gradient(dx, mask, call.patterns, action[0], factor, call.places[:events])
+        d_position = table_gradient(dx, mask, call.positions, position[0], scale)
+        d_time = table_gradient(dx, mask, call.times, time[0], scale)
+        d_bias = d_action.sum(0)  # an event adds the same gradient to the biases and to one row of the action table
+        d_weight, d_a_weight = d_norms
+        return (
+            d_content,
+            d_weight.to(weight.dtype),
+            d_bias.to(ctx.biases[0]),
+            d_attributes,
+            None if a_weight is None else d_a_weight.to(a_weight.dtype),
+            None if a_weight is None else d_bias.to(ctx.biases[1]),
+            d_action.to(action[1]),
+            d_context,
+            d_position.to(position[1]),
+            d_time.to(time[1]),
+            None,
+            None,
+        )
+
+
+def _forward_rows(source, attributes, norms, tables, x, mask, stats, eps, call: EncodeCall, first: int) -> None:
+    """Write the joined rows of ``source``, whose rows are number ``first`` and on in source order."""
+    from generative_recommenders.ops.encode.launch import row_launch
+    from generative_recommenders.ops.encode.triton_encode import encode_forward
+
+    rows, width = source.shape
+    if rows == 0:
+        return
+    weight, bias, a_weight, a_bias, action_table, patterns = norms
+    position, positions, time, times = tables
+    threshold = keep_threshold(call.dropout_ratio)
+    launch = row_launch(width, source.device, keeps_sums=False)
+    encode_forward[launch.grid(rows, source.device)](
+        source, attributes, weight, bias, a_weight, a_bias, action_table, patterns,
+        position, positions[first:], time, times[first:], call.places[first:], call.seed, x, mask, stats,
+        rows, -(-rows // launch.rows), source.stride(0) // 4, 0 if attributes is None else attributes.stride(0) // 4,
+        x.stride(0) // 4, 0 if action_table is None else action_table.stride(0) // 4, width // 4,
+        threshold - (1 << 32) if threshold >= 1 << 31 else threshold, 1.0 / (1.0 - call.dropout_ratio),
+        math.sqrt(width), *eps,
+        D=width, BD=launch.block, ROWS=launch.rows, EVENTS=stats is not None, ATTRIBUTES=attributes is not None,
+        DROPOUT=mask is not None, **launch.options(),
+    )  # fmt: skip
+
+
+def _backward_rows(dx, mask, places, content, attributes, weights, stats, factor: float):
+    """Gradients of content and attributes, and of the norms' weights in fp32."""
+    from generative_recommenders.ops.encode.launch import row_launch
+    from generative_recommenders.ops.encode.triton_encode import encode_backward
+
+    rows, width = content.shape
+    d_content = torch.empty(rows, width, device=dx.device, dtype=content.dtype)
+    d_attributes = None if attributes is None else torch.empty_like(d_content, dtype=attributes.dtype)
+    if rows == 0:
+        return d_content, d_attributes, torch.zeros(2, width, device=dx.device, dtype=torch.float32).unbind()
+    launch = row_launch(width, dx.device, keeps_sums=True)
+    grid = launch.grid(rows, dx.device)
+    partial = torch.empty(*grid, 2, width, device=dx.device, dtype=torch.float32)
+    encode_backward[grid](
+        dx, mask, places, content, attributes, *weights, stats, d_content, d_attributes, partial,
+        rows, -(-rows // launch.rows), content.stride(0) // 4, 0 if attributes is None else attributes.stride(0) // 4,
+        dx.stride(0) // 4, width // 4, factor,
+        D=width, BD=launch.block, ROWS=launch.rows, EVENTS=True, ATTRIBUTES=attributes is not None,
+        DROPOUT=mask is not None, **launch.options(),
+    )  # fmt: skip
+    return d_content, d_attributes, partial.sum(0).unbind()
+
+
+def _backward_context(dx, mask, places, d_context: torch.Tensor, factor: float) -> None:
+    """Write the contextual rows' gradient."""
+    from generative_recommenders.ops.encode.launch import row_launch
+    from generative_recommenders.ops.encode.triton_encode import encode_backward
+
+    rows, width = d_context.shape
+    if rows == 0:
+        return
+    launch = row_launch(width, dx.device, keeps_sums=False)
+    encode_backward[launch.grid(rows, dx.device)](
+        dx, mask, places, None, None, None, None, None, d_context, None, None,
+        rows, -(-rows // launch.rows), 0, 0, dx.stride(0) // 4, width // 4, factor,
+        D=width, BD=launch.block, ROWS=launch.rows, EVENTS=False, ATTRIBUTES=False,
+        DROPOUT=mask is not None, **launch.options(),
+    )  # fmt: skip
