@@ -53,7 +53,8 @@ def join_features(
         return JoinedFeatures(columns[0], attributes, torch.cat(list(candidates), dim=1), tuple(others))
     tensors = [*history, *candidates, *others]
     sources, places = _common_buffers(tensors)
-    item, attributes, joined, *rest = _JoinFeatures.apply(_Plan(places, len(history), history[0].shape[1], dtype), *sources)
+    plan = _Plan(places, len(history), history[0].shape[1], dtype)
+    item, attributes, joined, *rest = _JoinFeatures.apply(plan, *sources)
     return JoinedFeatures(item, attributes if len(history) > 1 else None, joined, tuple(rest))
 
 
