@@ -1,9 +1,11 @@
 """Configurations load, links in the pages lead somewhere, and the documented commands do what the README says."""
 
 import json
+import os
 import pathlib
 import re
 import subprocess
+import sys
 
 import pytest
 
@@ -47,3 +49,21 @@ def test_the_default_job_comes_near_the_best_reachable_auc(tmp_path):
 def test_movielens_beats_its_baseline(tmp_path):
     result = train(tmp_path, "--config", "configs/movielens_100k.gin")
     assert result["auc"]["listen_plus"] > result["baseline_auc"]
+
+
+@pytest.mark.slow
+def test_the_page_s_yambda_commands_work_on_generated_files(tmp_path):
+    section = (REPO / "docs" / "data.md").read_text().split("## Yambda\n")[1].split("\n## ")[0]
+    commands = re.findall(r"^    python -m (generative_recommenders\.data\.\S+ .*)$", section, re.MULTILINE)
+    steps = {re.search(r"yambda (\w+)|synthetic", command).group(): command.split() for command in commands}
+    assert list(steps) == ["yambda download", "yambda prepare", "yambda verify", "synthetic"]
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    for name in ("synthetic", "yambda prepare", "yambda verify"):
+        command = [sys.executable, "-m", *steps[name]]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    sizes = ["hstu_embedding_dim=16", "hstu_attn_qk_dim=8", "hstu_attn_linear_dim=8", "hstu_num_layers=1"]
+    options = [f"model.{size}" for size in sizes] + ["train.max_steps=2", "train.batch_size=16", "train.mode=train"]
+    options += [f"yambda.path={tmp_path}/data/yambda", "yambda.history_length=30"]
+    result = train(tmp_path, "--config", "configs/yambda_50m.gin", *(w for o in options for w in ("--bind", o)))
+    assert result["samples"] == 32
