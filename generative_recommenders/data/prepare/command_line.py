@@ -24,7 +24,11 @@ def add_prepare_options(parser: argparse.ArgumentParser, min_history: int | None
     )
     parser.add_argument("--memory", help="resident memory of the whole process, such as 4GiB (default 3GiB)")
     parser.add_argument("--threads", type=int, help="threads (default: all cores)")
-    parser.add_argument("--overwrite", action="store_true", help="replace a cache of other input or settings")
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace a cache of other input or settings, once the new one is complete",
+    )
     parser.add_argument("--no-space-check", action="store_true", help="start even if the disk looks too small")
 
 

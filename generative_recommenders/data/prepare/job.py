@@ -32,6 +32,11 @@ def fingerprint(source: Source, min_history: int) -> str:
     return hashlib.sha256(repr((SCHEMA_VERSION, min_history, files, source)).encode()).hexdigest()
 
 
+def made_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Columns and vocabularies in a cache's folder, finished or not."""
+    return [*folder.glob("*.npy"), *folder.glob("vocabulary_*.parquet")]
+
+
 class Job:
     """State of one preparation in ``folder``; ``state`` is a dictionary that ``save`` stores."""
 
@@ -55,10 +60,10 @@ class Job:
         replace_file(self.work / STATE, json.dumps(self.state))
 
     @contextmanager
-    def opened(self, overwrite: bool) -> Iterator[bool]:
+    def opened(self) -> Iterator[bool]:
         """Lock the folder and load the state of an earlier run; yields whether the cache is already complete."""
         self._refuse_foreign()
-        if (self.folder / MARKER).exists() and not overwrite:
+        if (self.folder / MARKER).exists():
             self._require_same_cache()
             yield True
             return
@@ -68,11 +73,10 @@ class Job:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise UserError(f"{self.folder} is being prepared by another process: wait for it or stop it") from None
-            if (self.folder / MARKER).exists() and not overwrite:  # another process has finished it meanwhile
+            if (self.folder / MARKER).exists():  # another process has finished it meanwhile
                 self._require_same_cache()
                 yield True
                 return
-            (self.folder / MARKER).unlink(missing_ok=True)
             self._load_state()
             shutil.rmtree(self.temp, ignore_errors=True)
             self.temp.mkdir()
@@ -118,11 +122,7 @@ class Job:
         if earlier.get("fingerprint") == self._digest:
             self.state = earlier
             return
-        for file in [
-            *self.folder.glob("*.npy"),
-            *self.folder.glob("vocabulary_*.parquet"),
-            *self.work.glob("*.parquet"),
-        ]:
+        for file in [*made_files(self.folder), *self.work.glob("*.parquet")]:
             file.unlink()
         self.save()
 

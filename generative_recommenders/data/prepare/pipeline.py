@@ -17,12 +17,13 @@ import pathlib
 import shutil
 import time
 
-from generative_recommenders.data.cache import ATTRIBUTE_PREFIX, CONTEXT_PREFIX, SCHEMA_VERSION, read_manifest
+from generative_recommenders.data.cache import ATTRIBUTE_PREFIX, CONTEXT_PREFIX, MARKER, SCHEMA_VERSION, read_manifest
 from generative_recommenders.data.prepare.anchors import write_anchors
 from generative_recommenders.data.prepare.columns import sha256
 from generative_recommenders.data.prepare.engine import Limits, readable_errors
 from generative_recommenders.data.prepare.job import Job, fingerprint
 from generative_recommenders.data.prepare.progress import Progress
+from generative_recommenders.data.prepare.replace import recover, replacement
 from generative_recommenders.data.prepare.scan import scan
 from generative_recommenders.data.prepare.sort import event_columns, sort_events
 from generative_recommenders.data.prepare.source import Source
@@ -48,35 +49,60 @@ def prepare(
     """Turn event files into an event cache in the folder ``path`` and return its manifest.
 
     Goes on where an earlier, killed run with the same input and settings stopped; a complete cache of the same input
-    and settings is left as it is. Raises ``UserError`` for bad input, too little memory or disk, or a foreign folder.
+    and settings is left as it is. ``overwrite`` replaces a complete cache of whatever input when the new one is
+    complete; until then it stays (``replace.py``). Raises ``UserError`` for bad input, too little memory or disk, or a
+    foreign folder.
     """
     if not 0 <= min_history < 2**32:
         raise UserError(f"min_history is {min_history}: expected 0 or more, and less than 2**32")
     limits, progress = limits or Limits(), progress or Progress(None)
     folder = pathlib.Path(path)
+    recover(folder)
     for file in source.all_files:
         if file.resolve().parent == folder.resolve():
             raise UserError(f"{file} lies in the cache folder, where it would be overwritten: name another --cache")
     began = time.time()
+    job_for = lambda place: Job(place, fingerprint(source, min_history))
+    arguments = (source, min_history, limits, check_space, events_per_pass, progress)
     with readable_errors(f"preparing {folder}", folder):
-        job = Job(folder, fingerprint(source, min_history))
-        with job.opened(overwrite) as done:
-            if done:
-                progress.say(f"{folder} is already prepared")
-                return read_manifest(folder)
-            connection = limits.connect(job.temp)
-            try:
-                facts = scan(job, source, connection, progress)
-                if check_space:
-                    require_space(job, facts, events_per_pass)
-                sort_events(job, source, facts, connection, events_per_pass, progress)
-                write_anchors(job, facts, min_history, connection, events_per_pass, progress)
-            finally:
-                connection.close()
-            _unchanged(source, min_history, job)
-            manifest = _seal(job, source, facts, min_history, progress)
-            job.complete(manifest, _preparation(source, limits, began))
-    progress.say(f"{folder}: {facts['events']:,} events in {time.time() - began:.0f} s")
+        if overwrite and (folder / MARKER).exists():
+            with replacement(folder) as new:
+                manifest = _work(job_for(new), *arguments)
+        else:
+            manifest = _work(job_for(folder), *arguments)
+    if manifest is None:
+        progress.say(f"{folder} is already prepared")
+        return read_manifest(folder)
+    progress.say(f"{folder}: {manifest['events']:,} events in {time.time() - began:.0f} s")
+    return manifest
+
+
+def _work(
+    job: Job,
+    source: Source,
+    min_history: int,
+    limits: Limits,
+    check_space: bool,
+    events_per_pass: int,
+    progress: Progress,
+) -> dict | None:
+    """All stages; the manifest, or ``None`` where the cache is there already."""
+    began = time.time()
+    with job.opened() as done:
+        if done:
+            return None
+        connection = limits.connect(job.temp)
+        try:
+            facts = scan(job, source, connection, progress)
+            if check_space:
+                require_space(job, facts, events_per_pass)
+            sort_events(job, source, facts, connection, events_per_pass, progress)
+            write_anchors(job, facts, min_history, connection, events_per_pass, progress)
+        finally:
+            connection.close()
+        _unchanged(source, min_history, job)
+        manifest = _seal(job, source, facts, min_history, progress)
+        job.complete(manifest, _preparation(source, limits, began))
     return manifest
 
 

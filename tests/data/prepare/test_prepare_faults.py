@@ -145,7 +145,7 @@ def test_foreign_folder_and_other_settings_are_left_alone(files, tmp_path):
 
 
 def test_two_at_once_are_refused(files, tmp_path):
-    with Job(tmp_path / "cache", "digest").opened(False):
+    with Job(tmp_path / "cache", "digest").opened():
         with pytest.raises(UserError, match="another process"):
             run(files, tmp_path / "cache")
 
