@@ -49,7 +49,7 @@ def row_launch(width: int, device: torch.device, keeps_sums: bool) -> RowLaunch:
     if device.type != "cuda":
         return RowLaunch(block, max(1, 8192 // block), 1, 2, 128)  # the interpreter pays per operation
     warps = min(16, max(1, block // 512))
-    programs, registers = (12, 168) if keeps_sums else (256, 128)
+    programs, registers = (12, 168) if keeps_sums else (256, 128 if block >= 512 else 168)
     return RowLaunch(block, max(1, 512 // block), warps, max(1, programs // warps), min(registers, 2048 // warps))
 
 

@@ -14,6 +14,7 @@ import torch
 from generative_recommenders.ops.lmsd.philox import keep_threshold
 
 Norm = tuple[torch.Tensor, torch.Tensor, float]
+ROWS_PER_PAIR = 16  # fewer, and writing the pairs' sums would cost what reading the rows twice does
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,9 +129,9 @@ class _Encode(torch.autograd.Function):
         if context is not None:
             d_context = torch.empty(context[0], ctx.width, device=dx.device, dtype=context[1])
             _backward_context(dx, mask, call.places[events:], d_context, factor)
-        d_action = table_gradient(dx, mask, call.patterns, action[0], factor, call.places[:events])
-        d_position = table_gradient(dx, mask, call.positions, position[0], scale)
-        d_time = table_gradient(dx, mask, call.times, time[0], scale)
+        d_position = scale * table_gradient(dx, mask, call.positions, position[0])
+        d_time, d_action = _time_and_action_sums(dx, mask, call, time[0], action[0])
+        d_time, d_action = scale * d_time, factor * d_action
         d_bias = d_action.sum(0)  # an event adds the same gradient to the biases and to one row of the action table
         d_weight, d_a_weight = d_norms
         return (
@@ -147,6 +148,24 @@ class _Encode(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _time_and_action_sums(dx, mask, call: EncodeCall, num_times: int, num_patterns: int):
+    """The kept rows of dx added up by entry of the time table and of the action table, fp32.
+
+    With rows enough they are added up by pair of entries, so that dx is read once for both.
+    """
+    from generative_recommenders.ops.encode.triton_table_sums import MOST_SHORT_ENTRIES, table_gradient
+
+    events = call.patterns.numel()
+    pairs = num_times * (num_patterns + 1)  # contextual rows have no action: a pattern of their own
+    if pairs > min(MOST_SHORT_ENTRIES, call.times.numel() // ROWS_PER_PAIR):
+        action = table_gradient(dx, mask, call.patterns, num_patterns, call.places[:events])
+        return table_gradient(dx, mask, call.times, num_times), action
+    patterns = torch.full_like(call.times, num_patterns).index_copy_(0, call.places[:events], call.patterns)
+    sums = table_gradient(dx, mask, call.times * (num_patterns + 1) + patterns, pairs)
+    sums = sums.view(num_times, num_patterns + 1, -1)
+    return sums.sum(1), sums[:, :num_patterns].sum(0)
 
 
 def _forward_rows(source, attributes, norms, tables, x, mask, stats, eps, call: EncodeCall, first: int) -> None:

@@ -39,6 +39,18 @@ def _normed(x, inside, eps, D: tl.constexpr):
     return centred * rstd[:, None], mean, rstd
 
 
+@triton.jit
+def _numbers(Place, PositionIndex, TimeIndex, Pattern, r, rows, EVENTS: tl.constexpr):
+    """Joined row, position, time and action pattern (0 for context) of source rows r, 0 past the last."""
+    place = tl.load(Place + r, mask=r < rows, other=0).to(tl.int64)
+    i = tl.load(PositionIndex + r, mask=r < rows, other=0)
+    j = tl.load(TimeIndex + r, mask=r < rows, other=0)
+    pattern = i
+    if EVENTS:
+        pattern = tl.load(Pattern + r, mask=r < rows, other=0)
+    return place, i, j, pattern
+
+
 @triton.jit(do_not_specialize=FORWARD_RUNTIME)
 def encode_forward(
     C, A, CWeight, CBias, AWeight, ABias, Action, Pattern, Position, PositionIndex, Time, TimeIndex, Place, Seed,
@@ -70,17 +82,21 @@ def encode_forward(
     c_step = c_stride.to(tl.int64) * 4
     a_step = a_stride.to(tl.int64) * 4
     x_step = x_stride.to(tl.int64) * 4
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        r = tile * ROWS + tl.arange(0, ROWS)
+    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    # A tile's numbers are loaded one tile ahead, so that the rows they point to need not wait for them.
+    next_place, next_i, next_j, next_pattern = _numbers(Place, PositionIndex, TimeIndex, Pattern, r, rows, EVENTS)
+    for _ in range(tl.program_id(0), tiles, tl.num_programs(0)):
         ok = r < rows
         keep = ok[:, None] & inside[None, :]
-        place = tl.load(Place + r, mask=ok, other=0).to(tl.int64)
-        i = tl.load(PositionIndex + r, mask=ok, other=0)[:, None]
-        j = tl.load(TimeIndex + r, mask=ok, other=0)[:, None]
+        place, i, j = next_place, next_i[:, None], next_j[:, None]
+        pattern = next_pattern[:, None]
+        ahead = r + ROWS * tl.num_programs(0)
+        next_place, next_i, next_j, next_pattern = _numbers(
+            Place, PositionIndex, TimeIndex, Pattern, ahead, rows, EVENTS
+        )
         row = r.to(tl.int64)[:, None]
         value = tl.load(C + row * c_step + c, mask=keep, other=0.0).to(tl.float32)
         if EVENTS:
-            pattern = tl.load(Pattern + r, mask=ok, other=0)[:, None]
             action = tl.load(Action + pattern * (action_stride * 4) + c, mask=keep, other=0.0).to(tl.float32)
             value, mean, rstd = _normed(value, inside[None, :], c_eps, D)
             tl.store(Stats + r, mean, mask=ok)
@@ -106,6 +122,7 @@ def encode_forward(
             nibbles = (bits & 1) | ((bits >> 7) & 2) | ((bits >> 14) & 4) | ((bits >> 21) & 8)
             tl.store(Mask + place * (D // 4) + quad, nibbles.to(tl.uint8), mask=ok[:, None] & (quad < D // 4))
         tl.store(X + place * x_step + c, value.to(X.dtype.element_ty), mask=keep)
+        r = ahead
 
 
 @triton.jit
@@ -140,11 +157,14 @@ def encode_backward(
     a_step = a_stride.to(tl.int64) * 4
     x_step = x_stride.to(tl.int64) * 4
     d_step = d_stride.to(tl.int64) * 4
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        r = tile * ROWS + tl.arange(0, ROWS)
+    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    next_place = tl.load(Place + r, mask=r < rows, other=0)  # a tile ahead, as in the forward
+    for _ in range(tl.program_id(0), tiles, tl.num_programs(0)):
         ok = r < rows
         keep = ok[:, None] & inside[None, :]
-        place = tl.load(Place + r, mask=ok, other=0).to(tl.int64)[:, None]
+        place = next_place.to(tl.int64)[:, None]
+        ahead = r + ROWS * tl.num_programs(0)
+        next_place = tl.load(Place + ahead, mask=ahead < rows, other=0)
         row = r.to(tl.int64)[:, None]
         g = tl.load(DX + place * x_step + c, mask=keep, other=0.0).to(tl.float32) * factor
         if DROPOUT:
@@ -167,6 +187,7 @@ def encode_backward(
                 d_a_weight += g * xhat
         else:
             tl.store(DC + row * d_step + c, g.to(DC.dtype.element_ty), mask=keep)
+        r = ahead
     if EVENTS:
         part = tl.program_id(0) * 2 * D + column
         tl.store(Partial + part, tl.sum(d_c_weight, axis=0), mask=inside)

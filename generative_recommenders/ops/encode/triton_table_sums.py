@@ -14,6 +14,7 @@ import triton.language as tl
 from generative_recommenders.ops.encode.triton_encode import spread_nibbles
 
 PIECE = 128
+MOST_SHORT_ENTRIES = (1 << 15) - 1  # keys of two bytes take the radix sort half the passes of four
 
 
 @triton.jit(do_not_specialize=("x_stride",))
@@ -31,10 +32,13 @@ def piece_sums(
     quad = tl.arange(0, BD // 4)[None, :]
     step = x_stride.to(tl.int64) * 4
     total = tl.zeros((ROWS, BD), tl.float32)
-    for first in range(begin, end, ROWS):
-        n = first + tl.arange(0, ROWS)
+    n = begin + tl.arange(0, ROWS)
+    ahead = tl.load(Rows + n, mask=n < end, other=0)  # a tile ahead, so that rows need not wait for their numbers
+    for _ in range(begin, end, ROWS):
         ok = (n < end)[:, None]
-        row = tl.load(Rows + n, mask=n < end, other=0).to(tl.int64)[:, None]
+        row = ahead.to(tl.int64)[:, None]
+        n += ROWS
+        ahead = tl.load(Rows + n, mask=n < end, other=0)
         value = tl.load(DX + row * step + column[None, :], mask=ok & inside[None, :], other=0.0).to(tl.float32)
         if DROPOUT:
             nibbles = tl.load(Mask + row * (D // 4) + quad, mask=ok & (quad < D // 4), other=0)
@@ -45,9 +49,9 @@ def piece_sums(
 
 @triton.jit
 def entry_sums(
-    Partial, FirstPiece, Out, factor, D: tl.constexpr, BC: tl.constexpr, ROWS: tl.constexpr
+    Partial, FirstPiece, Out, D: tl.constexpr, BC: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
-    """Out[entry] = factor · sum of its pieces."""
+    """Out[entry] = sum of its pieces."""
     entry = tl.program_id(0)
     column = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = column < D
@@ -57,7 +61,7 @@ def entry_sums(
     for first in range(begin, end, ROWS):
         n = (first + tl.arange(0, ROWS))[:, None]
         total += tl.load(Partial + n.to(tl.int64) * D + column[None, :], mask=(n < end) & inside[None, :], other=0.0)
-    tl.store(Out + entry.to(tl.int64) * D + column, tl.sum(total, axis=0) * factor, mask=inside)
+    tl.store(Out + entry.to(tl.int64) * D + column, tl.sum(total, axis=0), mask=inside)
 
 
 def table_gradient(
@@ -65,10 +69,9 @@ def table_gradient(
     mask: torch.Tensor | None,
     entries: torch.Tensor,
     num_entries: int,
-    factor: float,
     places: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``out[e] = factor · Σ kept(dx[n])`` over the rows n that looked up entry e: fp32 ``[num_entries, D]``.
+    """``out[e] = Σ kept(dx[n])`` over the rows n that looked up entry e: fp32 ``[num_entries, D]``.
 
     Args:
         dx: ``[T, D]``, D a multiple of 8.
@@ -79,8 +82,7 @@ def table_gradient(
     width, device = dx.shape[1], dx.device
     if entries.numel() == 0:
         return torch.zeros(num_entries, width, device=device, dtype=torch.float32)
-    # Keys of two bytes take the radix sort half the passes of four.
-    keys = entries.to(torch.int16 if num_entries < 1 << 15 else torch.int32)
+    keys = entries.to(torch.int16 if num_entries <= MOST_SHORT_ENTRIES else torch.int32)
     keys, rows = torch.sort(keys, stable=True)
     rows = rows if places is None else places[rows]
     bounds = torch.searchsorted(keys, torch.arange(num_entries + 1, device=device, dtype=keys.dtype))
@@ -100,6 +102,6 @@ def table_gradient(
     out = torch.empty(num_entries, width, device=device, dtype=torch.float32)
     columns = min(128, block)
     entry_sums[(num_entries, triton.cdiv(width, columns))](
-        partial, pieces, out, factor, D=width, BC=columns, ROWS=16, num_warps=4
+        partial, pieces, out, D=width, BC=columns, ROWS=16, num_warps=4
     )
     return out

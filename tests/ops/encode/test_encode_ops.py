@@ -71,6 +71,12 @@ def test_one_entry_that_every_row_looks_up():
     check(oracle.make_problem(700, 8, 16, torch.float32, patterns=1, positions=1, times=1))
 
 
+@pytest.mark.parametrize("patterns,times", [(2, 3), (9, 5), (9, 400)])
+def test_pairs_of_few_entries_are_added_up_together(patterns, times):
+    """The first two have rows enough for it, the last has not."""
+    check(oracle.make_problem(1000, 30, 16, torch.float32, patterns=patterns, times=times), 0.2)
+
+
 @pytest.mark.gpu
 def test_a_table_of_more_entries_than_two_bytes_count():
     problem = oracle.make_problem(3000, 0, 16, torch.float32, positions=40_000)
