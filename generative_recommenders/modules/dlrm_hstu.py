@@ -111,7 +111,7 @@ class DlrmHSTU(nn.Module):
             item_width = len(config.item_feature_names) * config.table_dim
             self.item_tower = swish_mlp(item_width, config.item_tower_hidden_dim, dim, config.backend).to(device)
             self.transducer = _make_transducer(config).to(device)
-            self.head = MultitaskHead(dim, config.tasks, config.head_hidden_dim).to(device)
+            self.head = MultitaskHead(dim, config.tasks, config.head_hidden_dim, config.backend).to(device)
 
     def forward(
         self,

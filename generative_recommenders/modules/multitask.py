@@ -63,9 +63,12 @@ class MultitaskHead(nn.Module):
         embedding_dim: D of user and item embeddings.
         tasks: at least one, with distinct names.
         hidden_dim: width of the hidden layer.
+        backend: as ``SwishLayerNorm``.
     """
 
-    def __init__(self, embedding_dim: int, tasks: Sequence[TaskConfig], hidden_dim: int = 512) -> None:
+    def __init__(
+        self, embedding_dim: int, tasks: Sequence[TaskConfig], hidden_dim: int = 512, backend: str | None = None
+    ) -> None:
         super().__init__()
         names = [task.name for task in tasks]
         if not names or len(set(names)) != len(names):
@@ -74,7 +77,7 @@ class MultitaskHead(nn.Module):
         self.heads = nn.ModuleList(
             nn.Sequential(
                 init_linear(nn.Linear(embedding_dim, hidden_dim)),
-                SwishLayerNorm(hidden_dim),
+                SwishLayerNorm(hidden_dim, backend),
                 init_linear(nn.Linear(hidden_dim, 1)),
             )
             for _ in self.tasks
