@@ -54,8 +54,9 @@ class EventCache:
     original ids, ascending; the feature value of user u is u + 1. ``item`` u32 [E]: dense item id, 0 unknown.
     ``time`` u32 [E]: seconds. ``bits`` u8 [E]: 1 listen_plus, 2 like, 4 skip, 0 an event that enters no history.
     ``organic`` u8 [E]: 0 or 1. ``attributes``: name → u32 [V], the dense attribute id of each item, 0 unknown.
-    ``context``: name → u32 [E], further contextual values known at request time, 0 unknown. ``vocab``: name → rows of
-    the id space (max id + 1), for ``uid``, ``item_id``, every attribute and every context column. ``item_count``
+    ``context``: name → u32 [E], further contextual values known at request time, 0 unknown. ``labels``:
+    name → int64 [E], outcomes beside ``bits``; never features. ``vocab``: name → rows of the id space (max id + 1), for
+    ``uid``, ``item_id``, every attribute and every context column. ``item_count``
     int64 [V]: events per item. ``anchors`` u32 or int64 [A]: event numbers, ascending by (time, user, position): turn
     them into int64 before arithmetic. ``counters``: events per type, nulls and unknown ids met during preparation.
     """
@@ -72,6 +73,7 @@ class EventCache:
     anchors: np.ndarray
     min_history: int
     context: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    labels: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     counters: Mapping[str, int] = dataclasses.field(default_factory=dict)
     path: pathlib.Path | None = None
 

@@ -1,4 +1,5 @@
-"""MovieLens: real ratings with times. A rating of 4 or more plays listen_plus, a lower one skip.
+"""MovieLens: real ratings with times. A rating of 4 or more plays listen_plus, a lower one skip; the rating itself is a
+label too, ``item_rating``, in hundredths of a star.
 
 The hold-out is the newest 10 % of the ratings. Histories, crosses and batches are those of every other data set; on top
 of ids, genres, year and what is known of the user, features may be running statistics (``online_stats.py``).
@@ -29,6 +30,9 @@ from generative_recommenders.errors import UserError
 POSITIVE_RATING = 4.0
 #: Rows of the table of a cross; the ids crossed are small, so this is roomy.
 CROSS_ROWS = 4096
+
+#: Label of a candidate: its rating times 100.
+RATING_LABEL = "item_rating"
 
 ITEM_FEATURES = ("item_id", "genres", "year")
 CONTEXTUAL_FEATURES = ("uid",)
@@ -108,7 +112,7 @@ def movielens_dataset(
     return RankingDataset(
         name,
         cache,
-        FeatureSchema(tuple(item_features), tuple(contextual_features), rows),
+        FeatureSchema(tuple(item_features), tuple(contextual_features), rows, (RATING_LABEL,)),
         split,
         HistoryOptions(history_length, history_strategy, history_ties, scan_limit),
         num_workers=num_workers,
@@ -121,6 +125,7 @@ def movielens_cache(ratings: Ratings, min_history: int) -> EventCache:
     """The event cache of ratings; its context columns are the user attributes and the running statistics."""
     positive = ratings.rating >= POSITIVE_RATING
     known = {name: _by_user(ratings.user, table) for name, table in ratings.user_attributes.items()}
+    hundredths = np.rint(100 * ratings.rating).astype(np.int64)
     cache = cache_from_events(
         ratings.user,
         ratings.item,
@@ -128,11 +133,15 @@ def movielens_cache(ratings: Ratings, min_history: int) -> EventCache:
         np.where(positive, LISTEN_PLUS, SKIP),
         min_history=min_history,
         attributes=ratings.item_attributes,
-        context=known,
+        context={**known, RATING_LABEL: hundredths},  # ordered with the events; an outcome, so it does not stay there
     )
+    context, rows = dict(cache.context), dict(cache.vocab)
+    labels = {RATING_LABEL: np.unique(hundredths)[context.pop(RATING_LABEL).astype(np.int64) - 1]}
+    del rows[RATING_LABEL]
     genres = [(), *(ratings.genres.get(item, ()) for item in np.unique(ratings.item).tolist())]
-    columns, rows = online_columns(cache, (cache.bits & LISTEN_PLUS) > 0, genres)
-    return dataclasses.replace(cache, context={**cache.context, **columns}, vocab={**cache.vocab, **rows}).validate()
+    columns, more_rows = online_columns(cache, (cache.bits & LISTEN_PLUS) > 0, genres)
+    cache = dataclasses.replace(cache, context={**context, **columns}, vocab={**rows, **more_rows}, labels=labels)
+    return cache.validate()
 
 
 def baseline_auc(cache: EventCache, cut: int) -> float:

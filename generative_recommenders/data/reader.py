@@ -102,8 +102,9 @@ class BatchReader:
         items = self._plain["item"][anchors]
         for row, name in zip(rows, self.schema.item_features, strict=False):
             row[:] = self._item_feature(name, anchors, items)
-        rows[-2] = self._plain["time"][anchors]
-        rows[-1] = self._plain["bits"][anchors]
+        others = [self._plain["time"], self._plain["bits"], *(self.cache.labels[n] for n in self.schema.label_features)]
+        for row, column in zip(rows[len(self.schema.item_features) :], others, strict=True):
+            row[:] = column[anchors]
         return rows
 
     def _item_feature(self, name: str, events: np.ndarray, items: np.ndarray) -> np.ndarray:

@@ -34,11 +34,13 @@ class FeatureSchema:
     ``item_features``: per-event features of the history, the item's id first, then its attributes; a candidate carries
     the same under ``candidate_name`` and shares their tables. ``contextual_features``: one value per sample (the
     user's id, crosses). ``table_rows``: rows of each feature's table, reserved row 0 included; every feature has one.
+    ``label_features``: outcomes of the candidate beside its action bits, columns of the cache's ``labels``.
     """
 
     item_features: tuple[str, ...]
     contextual_features: tuple[str, ...]
     table_rows: Mapping[str, int]
+    label_features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = self.item_features + self.contextual_features
@@ -66,4 +68,4 @@ class FeatureSchema:
     @property
     def candidate_keys(self) -> tuple[str, ...]:
         """Keys of ``Batch.candidates``, in order."""
-        return self.candidate_features + (QUERY_TIME, CANDIDATE_ACTION_WEIGHT)
+        return self.candidate_features + (QUERY_TIME, CANDIDATE_ACTION_WEIGHT) + self.label_features

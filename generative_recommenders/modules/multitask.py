@@ -21,9 +21,11 @@ class TaskConfig:
     Attributes:
         name: of the task, in losses and metrics.
         kind: ``"binary"`` (label 1 if ``label_bit`` is set in the label feature, else 0; both classes supervise) or
-            ``"regression"`` (the label feature's value, as a float).
+            ``"regression"`` (the label feature's value times ``label_scale``).
         label_feature: candidate feature that holds the label.
         label_bit: of a binary task.
+        label_scale: of a regression task; label features are whole numbers, so a rating may stand there in hundredths.
+        label_center: of a regression task, the prediction of an untrained head, about.
         loss_weight: factor of the task's mean loss.
     """
 
@@ -31,6 +33,8 @@ class TaskConfig:
     kind: str = "binary"
     label_feature: str = "item_action_weight"
     label_bit: int = 1
+    label_scale: float = 1.0
+    label_center: float = 0.0
     loss_weight: float = 0.2
 
     def __post_init__(self) -> None:
@@ -91,7 +95,11 @@ class MultitaskHead(nn.Module):
     ) -> MultitaskOutput:
         """User and item embeddings fp32 ``[C, D]``, label feature → int64 or float ``[C]`` → predictions, losses."""
         joint = user_embedding * item_embedding
-        logits = torch.cat([head(joint) for head in self.heads], dim=1).t()
+        rows = torch.cat([head(joint) for head in self.heads], dim=1).t()
+        logits = [
+            row if task.kind == "binary" else row + task.label_center
+            for task, row in zip(self.tasks, rows, strict=True)
+        ]
         predictions = torch.stack(
             [torch.sigmoid(row) if task.kind == "binary" else row for task, row in zip(self.tasks, logits, strict=True)]
         )
@@ -108,7 +116,7 @@ class MultitaskHead(nn.Module):
 def task_labels(task: TaskConfig, label_values: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The task's labels, fp32 ``[C]``."""
     value = label_values[task.label_feature]
-    return ((value & task.label_bit) > 0).float() if task.kind == "binary" else value.float()
+    return ((value & task.label_bit) > 0).float() if task.kind == "binary" else value.float() * task.label_scale
 
 
 def task_loss(task: TaskConfig, logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

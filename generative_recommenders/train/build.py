@@ -14,7 +14,7 @@ from generative_recommenders.errors import UserError
 from generative_recommenders.modules.dlrm_hstu import DlrmHSTU, DlrmHSTUConfig, TaskConfig
 from generative_recommenders.modules.table_init import fill_table_rows_
 from generative_recommenders.train import randomness, sharding
-from generative_recommenders.train.config import TASK_BITS, ModelConfig
+from generative_recommenders.train.config import TASK_BITS, VALUE_TASKS, ModelConfig
 from generative_recommenders.train.datasets import FACTORIES
 from generative_recommenders.train.distributed import World
 from generative_recommenders.train.gin_files import RunConfig
@@ -67,11 +67,20 @@ def model_config(config: ModelConfig, dataset: RankingDataset) -> DlrmHSTUConfig
             table_rows=dict(schema.table_rows),
             item_feature_names=schema.item_features,
             contextual_feature_names=schema.contextual_features,
-            tasks=tuple(TaskConfig(name, label_bit=TASK_BITS[name]) for name in config.tasks),
+            tasks=tuple(_task(name, dataset) for name in config.tasks),
             **options,
         )
     except ValueError as exc:
         raise UserError(f"model: {exc}") from None
+
+
+def _task(name: str, dataset: RankingDataset) -> TaskConfig:
+    if name in TASK_BITS:
+        return TaskConfig(name, label_bit=TASK_BITS[name])
+    label, scale, center = VALUE_TASKS[name]
+    if label not in dataset.schema.label_features:
+        raise UserError(f"model.tasks names {name!r}: data set {dataset.name} has no label {label}; MovieLens has")
+    return TaskConfig(name, "regression", label, label_scale=scale, label_center=center)
 
 
 def build_model(config: RunConfig, dataset: RankingDataset, world: World) -> tuple[torch.nn.Module, Optimizers]:

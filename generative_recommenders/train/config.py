@@ -17,6 +17,9 @@ from generative_recommenders.errors import UserError
 MODES = ("train", "eval", "train-eval", "streaming-train-eval")
 # Binary tasks by name, and the bit of the candidate's action that is their label.
 TASK_BITS = {"listen_plus": 1, "like": 2, "skip": 4}
+# Regression tasks by name: the candidate's label, the unit it stands there in, and where predictions begin.
+VALUE_TASKS = {"rating": ("item_rating", 0.01, 3.5)}
+TASKS = (*TASK_BITS, *VALUE_TASKS)
 SHARDINGS = ("row_wise", "table_wise", "column_wise")
 
 
@@ -208,7 +211,9 @@ class ModelConfig(Section):
 
     NAME: typing.ClassVar[str] = "model"
 
-    tasks: tuple = option(("listen_plus",), "what to predict, first the one that counts: listen_plus, like, skip")
+    tasks: tuple = option(
+        ("listen_plus",), "what to predict, first the one that counts: listen_plus, like, skip; rating"
+    )
     hstu_embedding_dim: int = option(64, "model width D", low=2, high=8192)
     embedding_dim: int | None = option(None, "width of the tables; None: D", low=1, high=8192)
     hstu_num_layers: int = option(2, "STU layers", low=0, high=64)
@@ -272,10 +277,15 @@ class ModelConfig(Section):
 
     def check(self) -> None:
         if not self.tasks:
-            raise UserError(f"model.tasks = (): expected one or more of {', '.join(TASK_BITS)}")
+            raise UserError(f"model.tasks = (): expected one or more of {', '.join(TASKS)}")
         for task in self.tasks:
-            if task not in tuple(TASK_BITS):  # a tuple compares, a dictionary would hash: the value may be a list
-                raise UserError(f"model.tasks names {task!r}: expected one or more of {', '.join(TASK_BITS)}")
+            if task not in TASKS:  # a tuple compares, a dictionary would hash: the value may be a list
+                raise UserError(f"model.tasks names {task!r}: expected one or more of {', '.join(TASKS)}")
+        if self.tasks[0] in VALUE_TASKS:
+            raise UserError(
+                f"model.tasks begins with {self.tasks[0]!r}: the first task's AUC is what counts, so begin with one of "
+                f"{', '.join(TASK_BITS)}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,9 @@ from generative_recommenders.data.batch import Batch
 from generative_recommenders.data.dataset import RankingDataset
 from generative_recommenders.modules.dlrm_hstu import DlrmOutput
 from generative_recommenders.ops.candidate_attention import TargetSummary
+from generative_recommenders.train.config import VALUE_TASKS
 from generative_recommenders.train.distributed import World
-from generative_recommenders.train.metrics import BinaryMetrics, BinaryResult
+from generative_recommenders.train.metrics import BinaryMetrics, BinaryResult, RegressionMetrics, RegressionResult
 
 
 class TrainingDiverged(RuntimeError):
@@ -27,7 +28,7 @@ def evaluate(
     batch_size: int,
     world: World,
     after_batch: Callable[[int], None] = lambda samples: None,
-) -> dict[str, BinaryResult]:
+) -> dict[str, BinaryResult | RegressionResult]:
     """Task → figures over the whole hold-out, equal on every rank. A collective call.
 
     Args:
@@ -38,7 +39,7 @@ def evaluate(
     """
     was_training = model.training
     model.eval()
-    collectors = {task: BinaryMetrics() for task in tasks}
+    collectors = {task: RegressionMetrics() if task in VALUE_TASKS else BinaryMetrics() for task in tasks}
     finite, scored = True, 0
     try:
         for batch in dataset.batches([dataset.holdout], batch_size, world.rank, world.size):

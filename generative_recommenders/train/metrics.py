@@ -1,8 +1,9 @@
-"""Metrics of binary predictions: AUC, GAUC, NE, accuracy, calibration; exact over all samples and all ranks.
+"""Metrics of binary predictions (AUC, GAUC, NE, accuracy, calibration) and of predicted values (RMSE, MAE).
 
-A ``BinaryMetrics`` object collects one evaluation on one rank; ``compute`` joins the ranks and forgets the samples, so
-that no evaluation sees another's. Where all labels are equal AUC and GAUC are 0.5 and NE 1.0 by definition, the result
-is marked ``one_class`` and never counts as reaching a target.
+All are exact over all samples and all ranks. A ``BinaryMetrics`` or ``RegressionMetrics`` object collects one
+evaluation on one rank; ``compute`` joins the ranks and forgets the samples, so that no evaluation sees another's. Where
+all labels are equal AUC and GAUC are 0.5 and NE 1.0 by definition, the result is marked ``one_class`` and never counts
+as reaching a target.
 """
 
 from __future__ import annotations
@@ -134,4 +135,45 @@ class BinaryMetrics:
             samples=predictions.numel(),
             positive_rate=rate,
             one_class=rate in (0.0, 1.0),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class RegressionResult:
+    """One regression task's figures over one evaluation; ``label_std`` is the RMSE of always saying the mean label."""
+
+    rmse: float
+    mae: float
+    label_mean: float
+    label_std: float
+    samples: int
+
+
+class RegressionMetrics:
+    """Collects one regression task's predictions of one evaluation on this rank."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def update(self, predictions: torch.Tensor, labels: torch.Tensor, users: torch.Tensor) -> None:
+        """Add [n] predicted and true values, on any device; users do not count. Lengths must agree (``ValueError``)."""
+        if predictions.shape != labels.shape or predictions.dim() != 1:
+            shapes = f"{tuple(predictions.shape)}, {tuple(labels.shape)}"
+            raise ValueError(f"predictions and labels must be one-dimensional of one length, got {shapes}")
+        self._parts.append((predictions.detach().float().cpu(), labels.detach().float().cpu()))
+
+    def compute(self, world: World) -> RegressionResult:
+        """Figures over the samples of all ranks, equal on every rank; empties the collector. A collective call."""
+        columns = list(zip(*(self._parts or [(torch.empty(0), torch.empty(0))]), strict=True))
+        self._parts = []
+        predictions, labels = (world.concatenate(torch.cat(column)).double() for column in columns)
+        if predictions.numel() == 0:
+            return RegressionResult(0.0, 0.0, 0.0, 0.0, 0)
+        error = predictions - labels
+        return RegressionResult(
+            rmse=error.square().mean().sqrt().item(),
+            mae=error.abs().mean().item(),
+            label_mean=labels.mean().item(),
+            label_std=labels.std(correction=0).item(),
+            samples=predictions.numel(),
         )

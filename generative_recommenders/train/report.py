@@ -107,6 +107,8 @@ def page(
         curves.append(
             curve(f"Hold-out AUC, {task}", _points(metrics, "eval", f"{task}/auc"), lines if index == 0 else None)
         )
+    errors = dict.fromkeys(key for row in evaluations for key in row if key.endswith("/rmse"))
+    curves += [curve(f"Hold-out RMSE, {key.removesuffix('/rmse')}", _points(metrics, "eval", key)) for key in errors]
     curves.append(curve("Samples per second", _points(metrics, "train", "samples_per_second")))
     outcome = "finished" if result.status == "ok" else f"failed: {result.reason}"
     return f"""<!doctype html>

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from generative_recommenders.train.checkpoint import Progress
 from generative_recommenders.train.console import Terminal, clock
 from generative_recommenders.train.distributed import World
-from generative_recommenders.train.metrics import BinaryResult
+from generative_recommenders.train.metrics import BinaryResult, RegressionResult
 from generative_recommenders.train.run_folder import RunFolder
 
 # Shares on the progress line, by their names in the metrics.
@@ -88,13 +88,21 @@ class Reporter:
         if self._terminal is not None:
             self._terminal.evaluating(min(1.0, samples * self._world.size / max(total, 1)))
 
-    def evaluation(self, progress: Progress, results: dict[str, BinaryResult], logged: bool = False) -> None:
+    def evaluation(
+        self, progress: Progress, results: dict[str, BinaryResult | RegressionResult], logged: bool = False
+    ) -> None:
         """Figures of an evaluation (``logged``: the metrics have it already), a warning where it has one class only."""
         if self._terminal is None or self._folder is None:
             return
         figures: dict[str, object] = {}
         for task, result in results.items():
             figures.update({f"{task}/{name}": value for name, value in dataclasses.asdict(result).items()})
+            if isinstance(result, RegressionResult):
+                self._terminal.print(
+                    f"evaluation at {progress.samples:,} samples: {task} RMSE {result.rmse:.4f}  MAE {result.mae:.4f}  "
+                    f"(the mean alone: RMSE {result.label_std:.4f}; {result.samples:,} samples)"
+                )
+                continue
             self._terminal.print(
                 f"evaluation at {progress.samples:,} samples: {task} AUC {result.auc:.4f}  GAUC {result.gauc:.4f}  "
                 f"NE {result.ne:.4f}  accuracy {result.accuracy:.4f}  calibration {result.calibration:.3f}  "

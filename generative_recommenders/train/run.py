@@ -28,6 +28,7 @@ from generative_recommenders.train.evaluation import TrainingDiverged
 from generative_recommenders.train.flops import MFU_NOTE
 from generative_recommenders.train.gin_files import RunConfig
 from generative_recommenders.train.loop import Trainer, evaluation_schedule
+from generative_recommenders.train.metrics import RegressionResult
 from generative_recommenders.train.mlperf import EvalSchedule, MlperfLog, departures
 from generative_recommenders.train.reporting import Reporter
 from generative_recommenders.train.run_folder import Result, RunFolder, claim, write_atomically
@@ -208,7 +209,11 @@ class _Attempt:
         """Copy the outcome out of the trainer, which is gone by the time it is written."""
         result = self.result
         result.samples = trainer.progress.samples
-        result.auc = {task: figures.auc for task, figures in trainer.evaluation.items()}
+        values = {task: f for task, f in trainer.evaluation.items() if isinstance(f, RegressionResult)}
+        result.auc = {task: figures.auc for task, figures in trainer.evaluation.items() if task not in values}
+        if values:
+            result.rmse = {task: figures.rmse for task, figures in values.items()}
+            result.mae = {task: figures.mae for task, figures in values.items()}
         result.auc_best_seen = trainer.progress.best_auc
         result.seconds = round(time.monotonic() - self.started, 3)
         self.figures = closing_figures(result, trainer)

@@ -23,7 +23,10 @@ from generative_recommenders.train.checkpoint import Progress
 
 @dataclasses.dataclass
 class Result:
-    """The content of ``result.json``, exactly these fields; ``best_auc`` is the best reachable AUC, where known."""
+    """The content of ``result.json``, exactly these fields; ``best_auc`` is the best reachable AUC, where known.
+
+    ``rmse`` and ``mae`` stand there only if the run has a regression task.
+    """
 
     status: str = "failed"
     seconds: float = 0.0
@@ -34,6 +37,8 @@ class Result:
     auc_best_seen: float | None = None
     config: dict[str, object] = dataclasses.field(default_factory=dict)
     reason: str | None = "the run did not finish"
+    rmse: dict[str, float] | None = None
+    mae: dict[str, float] | None = None
 
 
 def write_atomically(path: pathlib.Path, text: str) -> None:
@@ -136,7 +141,9 @@ class RunFolder:
     def write_result(self, result: Result) -> None:
         """Replace ``result.json``."""
         self.path.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(dataclasses.asdict(result), indent=1, default=str)
+        fields = dataclasses.asdict(result)
+        absent = [name for name in ("rmse", "mae") if fields[name] is None]
+        text = json.dumps({k: v for k, v in fields.items() if k not in absent}, indent=1, default=str)
         write_atomically(self.path / "result.json", text + "\n")
 
 

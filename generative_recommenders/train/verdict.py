@@ -7,6 +7,7 @@ import torch
 from generative_recommenders.data.dataset import RankingDataset
 from generative_recommenders.train.gin_files import RunConfig
 from generative_recommenders.train.loop import Trainer
+from generative_recommenders.train.metrics import RegressionResult
 from generative_recommenders.train.run_folder import Result
 
 
@@ -43,6 +44,9 @@ def closing_figures(result: Result, trainer: Trainer) -> list[tuple[str, str]]:
     show = lambda value, otherwise="": otherwise if value is None else f"{value:.4f}"
     rows = []
     for task, figures in trainer.evaluation.items():
+        if isinstance(figures, RegressionResult):
+            rows += [(f"hold-out RMSE, {task}", show(figures.rmse)), (f"hold-out MAE, {task}", show(figures.mae))]
+            continue
         rows += [
             (f"hold-out AUC, {task}", show(figures.auc)),
             (f"hold-out GAUC, {task}", show(figures.gauc)),

@@ -57,6 +57,28 @@ def test_ratings_of_four_and_more_are_the_positive_class(tmp_path):
     ]
 
 
+def test_the_rating_is_a_label_and_no_feature(tmp_path):
+    dataset = movielens_small(str(write_small(tmp_path)), min_history=0)
+    ratings = read_small(tmp_path)
+    wanted = {
+        (user, time): round(100 * rating)
+        for user, time, rating in zip(
+            ratings.user.tolist(), ratings.time.tolist(), ratings.rating.tolist(), strict=True
+        )
+    }
+    seen = 0
+    for batch in dataset.batches([*dataset.windows, dataset.holdout], 7, shuffle_seed=1):
+        times = batch.candidates["item_query_time"].values().tolist()
+        labels = batch.candidates["item_rating"].values().tolist()
+        assert labels == [wanted[key] for key in zip(batch.user_ids.tolist(), times, strict=True)]
+        seen += len(labels)
+    assert seen == 60
+    assert "item_rating" not in dataset.cache.context and "item_rating" not in dataset.cache.vocab
+    for option in ("item_features", "contextual_features"):
+        with pytest.raises(UserError, match="no feature 'item_rating'"):
+            movielens_small(str(tmp_path), **{option: ["item_id", "item_rating"]})
+
+
 def test_features_are_chosen_by_name(tmp_path):
     dataset = movielens_small(
         str(write_small(tmp_path)),

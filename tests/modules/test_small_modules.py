@@ -195,6 +195,17 @@ def test_heads_are_separate():
     assert head.heads[1][0].weight.grad is None or head.heads[1][0].weight.grad.abs().sum() == 0
 
 
+def test_a_regression_label_has_a_unit_and_a_centre():
+    task = TaskConfig("r", "regression", "value", label_scale=0.01, label_center=3.5, loss_weight=1.0)
+    head = MultitaskHead(4, (task,), hidden_dim=8)
+    user, item, value = torch.randn(3, 4), torch.randn(3, 4), torch.tensor([400, 50, 350])
+    out = head(user, item, {"value": value})
+    want = 3.5 + head.heads[0](user * item)[:, 0]
+    torch.testing.assert_close(out.predictions[0], want)
+    torch.testing.assert_close(out.labels[0], torch.tensor([4.0, 0.5, 3.5]))
+    torch.testing.assert_close(out.losses["r"], (want - torch.tensor([4.0, 0.5, 3.5])).square().mean())
+
+
 @pytest.mark.parametrize("changes,message", [(dict(kind="rank"), "kind='rank'"), (dict(label_bit=0), "label_bit=0")])
 def test_a_wrong_task_is_named(changes, message):
     with pytest.raises(ValueError, match=message):

@@ -2,10 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from generative_recommenders.train.metrics import BinaryMetrics, auc, grouped_auc, normalised_entropy
+from generative_recommenders.train.metrics import BinaryMetrics, RegressionMetrics, auc, grouped_auc, normalised_entropy
 
 
 def pairs_auc(scores, labels):
@@ -25,7 +26,9 @@ class Ranks:
         self.call = 0
 
     def concatenate(self, tensor):
-        column = self.call % 3
+        if not self.others:
+            return tensor
+        column = self.call % len(self.others[0])
         self.call += 1
         return torch.cat([tensor, *(other[column] for other in self.others)])
 
@@ -131,3 +134,19 @@ def test_accuracy_and_calibration():
     assert result.accuracy == 0.75
     assert result.calibration == pytest.approx(2.0)
     assert result.positive_rate == 0.25
+
+
+def test_errors_of_values_over_all_ranks():
+    generator = torch.Generator().manual_seed(3)
+    parts = [tuple(torch.randn(n, generator=generator) * 2 + 3 for _ in range(2)) for n in (5, 0, 8)]
+    metrics = RegressionMetrics()
+    metrics.update(*parts[0], torch.zeros(5))
+    result = metrics.compute(Ranks(*parts[1:]))
+    said, true = (np.concatenate([part[i].numpy() for part in parts]).astype(np.float64) for i in range(2))
+    assert result.rmse == pytest.approx(np.sqrt(((said - true) ** 2).mean()), rel=1e-9)
+    assert result.mae == pytest.approx(np.abs(said - true).mean(), rel=1e-9)
+    assert result.label_std == pytest.approx(true.std(), rel=1e-9) and result.label_mean == pytest.approx(true.mean())
+    assert result.samples == 13
+    assert metrics.compute(Ranks()).samples == 0  # nothing is carried over
+    with pytest.raises(ValueError, match="one length"):
+        metrics.update(torch.zeros(2), torch.zeros(3), torch.zeros(3))

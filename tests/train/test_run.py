@@ -116,6 +116,7 @@ def test_a_target_that_ends_the_run_ends_it(train):
         (["train.mode='eval'"], [], "needs weights"),
         (["checkpoint.load='/nowhere'"], [], "/nowhere: holds no complete checkpoint"),
         (["sharding.tables={'user': 'row_wise'}"], [], "no such table"),
+        (["model.tasks=('listen_plus', 'rating')"], [], "data set tiny has no label item_rating"),
         ([], ["--resume"], "holds no run"),
     ],
 )
@@ -211,7 +212,33 @@ def test_the_saved_configuration_repeats_the_run(train, tmp_path):
 def test_result_fields_are_exactly_these():
     import dataclasses
 
-    assert [field.name for field in dataclasses.fields(Result)] == FIELDS
+    assert [field.name for field in dataclasses.fields(Result)] == [*FIELDS, "rmse", "mae"]
+
+
+def test_a_regression_task_is_reported_beside_the_auc(small_config, tmp_path, capfd):
+    ratings = ["userId,movieId,rating,timestamp"]
+    ratings += [f"{k % 9},{k % 7},{(k % 9 + k % 7) % 9 / 2 + 0.5},{1000 + 10 * k}" for k in range(300)]
+    (tmp_path / "ratings.csv").write_text("\n".join(ratings) + "\n")
+    movies = ["movieId,title,genres", *(f"{m},Film ({1990 + m}),Drama" for m in range(7))]
+    (tmp_path / "movies.csv").write_text("\n".join(movies) + "\n")
+    small = {"data.dataset": "'movielens_small'", "movielens_small.path": f"'{tmp_path}'"}
+    small |= {"movielens_small.min_history": "0"}
+    small |= {"model.tasks": "('listen_plus', 'rating')", "train.epochs": "3", "optimizer.dense_lr": "0.01"}
+    path = small_config(small)
+    text = "".join(line for line in pathlib.Path(path).read_text().splitlines(True) if not line.startswith("tiny."))
+    pathlib.Path(path).write_text(text)
+    assert main(["--config", path, "--runs-dir", str(tmp_path / "runs"), "--run-name", "x"]) == 0
+    output = capfd.readouterr().out
+    result = json.loads((tmp_path / "runs" / "x" / "result.json").read_text())
+    assert list(result) == [*FIELDS, "rmse", "mae"] and set(result["auc"]) == {"listen_plus"}
+    last = [row for row in rows(tmp_path) if row["kind"] == "eval"][-1]
+    assert last["rating/rmse"] == result["rmse"]["rating"] >= last["rating/mae"] == result["mae"]["rating"] > 0
+    truth = [float(line.split(",")[2]) for line in ratings[-30:]]
+    assert last["rating/samples"] == 30 and last["rating/label_mean"] == pytest.approx(sum(truth) / 30, abs=1e-6)
+    assert last["rating/rmse"] < 3.5  # stars, not hundredths: an untrained head says about 3.5
+    for shown in ("rating RMSE", "hold-out RMSE, rating", "hold-out MAE, rating"):
+        assert shown in output
+    assert "Hold-out RMSE, rating" in (tmp_path / "runs" / "x" / "report.html").read_text()
 
 
 def test_the_command_line_explains_itself_in_one_line(capsys):
