@@ -142,7 +142,7 @@ def measure(step: Step, batches: list, rows: int, steps: int) -> dict[str, float
 
 # Group → pieces of kernel names, lower case; a kernel belongs to the first group that has a piece of its name.
 GROUPS = {
-    "attention": ("hopper_", "attention_", "absorbed_", "materialised_", "_slope"),
+    "attention": ("hopper_", "attention_", "absorbed_", "candidate_rows", "one_query_"),
     "LMSD": ("lmsd_",),
     "optimizer": ("multi_tensor", "adam", "lpnorm", "fused_step"),
     "norms": ("layer_norm", "layernorm", "swish_norm", "gammabeta"),
@@ -206,7 +206,7 @@ def main() -> None:
     parser.add_argument("--table-rows", type=int, default=1_000_000, help="cap on the rows of each table")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
-    parser.add_argument("--profile", action="store_true", help="print the kernels of one step of the first variant")
+    parser.add_argument("--profile", action="store_true", help="print one step of the first variant by kernel and group")
     arguments = parser.parse_args()
     require_gpu()
     world = distributed.join(torch.device("cuda", 0))

