@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import torch
@@ -12,12 +13,15 @@ from generative_recommenders.ops.dispatch import triton_interpreted
 
 HEAD_WIDTHS = (64, 128)
 FORWARD_ROWS = 192
-BACKWARD_ROWS = 128
+KV_ROWS = 128
+Q_ROWS = 256
 # How 227 KiB of shared memory are spent at d = 128: buffers for a tile's own rows (two let the next tile's arrive
 # early) and stages for the blocks it walks. The best of a few measured on an H200.
 FORWARD_DEPTH = dict(BUFFERS=2, STAGES=4)
 KV_DEPTH = dict(BUFFERS=1, STAGES=3)
-Q_DEPTH = dict(BUFFERS=1, K_STAGES=5, V_STAGES=3)
+Q_DEPTH = dict(STAGES=4)
+# The backward's scratch buffer: dS of a chunk of the batch, in tiles of 64 keys x 64 queries (8 KiB).
+SCRATCH_TILES = 2**31 // (64 * 64 * 2)
 
 
 @functools.lru_cache(maxsize=1)
@@ -61,35 +65,43 @@ def _fits_descriptor(rows: torch.Tensor) -> bool:
 
 def _descriptor(rows: torch.Tensor):
     """Bulk-copy descriptor of [T, H, d] rows as [T, H * d] in blocks of 64 rows and one head."""
+    count, heads, width = rows.shape
+    return _flat_descriptor(rows.as_strided((count, heads * width), (rows.stride(0), 1)), width)
+
+
+def _flat_descriptor(rows: torch.Tensor, width: int):
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    count, heads, width = rows.shape
     block = [64, width]
     element = gl.bfloat16 if rows.dtype == torch.bfloat16 else gl.float16
     layout = gl.NVMMASharedLayout.get_default_for(block, element)
-    flat = rows.as_strided((count, heads * width), (rows.stride(0), 1))
-    return TensorDescriptor(flat, [count, heads * width], [rows.stride(0), 1], block, layout)
+    return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), block, layout)
 
 
-def _common(call: AttentionCall, q: torch.Tensor, tile_rows: int) -> tuple[tuple, tuple, dict]:
-    """Grid, runtime arguments and compile-time arguments all three kernels share."""
-    heads = q.shape[1]
-    blocks = triton.cdiv(call.max_seq_len, tile_rows)
-    tiles = blocks * heads * call.batch
-    is_tensor = isinstance(call.attn_norm, torch.Tensor)
-    runtime = (
-        call.seq_offsets,
-        call.seq_offsets if call.num_targets is None else call.num_targets,
-        torch.zeros(1, dtype=torch.int32, device=q.device),  # the counter that programs draw tiles from
-        call.attn_norm if is_tensor else float(call.attn_norm),
-        float(call.alpha),
-        blocks,
-        tiles,
+def _masks(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
+    return call.seq_offsets, call.seq_offsets if call.num_targets is None else call.num_targets
+
+
+def _scalars(call: AttentionCall, tile_rows: int) -> tuple:
+    """Normaliser, alpha, and tiles of the longest sequence."""
+    norm = call.attn_norm if isinstance(call.attn_norm, torch.Tensor) else float(call.attn_norm)
+    return norm, float(call.alpha), triton.cdiv(call.max_seq_len, tile_rows)
+
+
+def _constants(call: AttentionCall, q: torch.Tensor) -> dict:
+    """Compile-time arguments that all kernels share."""
+    return dict(
+        heads=q.shape[1],
+        D=q.shape[2],
+        NORM_IS_TENSOR=isinstance(call.attn_norm, torch.Tensor),
+        HAS_TARGETS=call.num_targets is not None,
+        num_warps=4,
     )
-    constants = dict(D=q.shape[2], NORM_IS_TENSOR=is_tensor, HAS_TARGETS=call.num_targets is not None, num_warps=4)
-    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
-    return (min(processors, tiles),), runtime, constants
+
+
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def launch_forward(q, k, v, out, call: AttentionCall) -> None:
@@ -98,12 +110,52 @@ def launch_forward(q, k, v, out, call: AttentionCall) -> None:
 
     if q.shape[0] == 0 or call.max_seq_len == 0:
         return
-    grid, runtime, constants = _common(call, q, FORWARD_ROWS)
-    hopper_forward[grid](
-        _descriptor(q), _descriptor(k), _descriptor(v), out, *runtime,
-        heads=q.shape[1], out_stride=out.stride(0), out_head=out.stride(1), WARPGROUPS=FORWARD_ROWS // 64,
-        **FORWARD_DEPTH, **constants,
+    norm, alpha, blocks = _scalars(call, FORWARD_ROWS)
+    tiles = blocks * q.shape[1] * call.batch
+    counter = torch.zeros(1, dtype=torch.int32, device=q.device)  # programs draw their tiles from it
+    hopper_forward[(min(_processors(q.device), tiles),)](
+        _descriptor(q), _descriptor(k), _descriptor(v), out, *_masks(call), counter, norm, alpha, blocks, tiles,
+        out_stride=out.stride(0), out_head=out.stride(1), WARPGROUPS=FORWARD_ROWS // 64, **FORWARD_DEPTH,
+        **_constants(call, q),
     )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class SlopePlan:
+    """How the backward goes through the batch in chunks of sequences whose dS fits the scratch buffer.
+
+    A sequence of n blocks of 64 rows has n (n + 1) / 2 tiles per head. Lengths stay on the device: the host knows only
+    bounds, so some chunks at the end may be empty.
+
+    Attributes:
+        tiles: tiles of the scratch buffer.
+        chunks: how many.
+        first_tile: int32 [B], where a sequence's tiles begin in the buffer.
+        first_sequence: int32 [chunks + 1], where a chunk's sequences begin.
+    """
+
+    tiles: int
+    chunks: int
+    first_tile: torch.Tensor
+    first_sequence: torch.Tensor
+
+    @classmethod
+    def of(cls, call: AttentionCall, rows: int, heads: int) -> SlopePlan:
+        """Plan for ``rows`` = T rows; the buffer has ``SCRATCH_TILES``, more if two of the longest sequences need it."""
+        longest = triton.cdiv(call.max_seq_len, 64)
+        most = heads * longest * (longest + 1) // 2  # tiles of one sequence
+        # Of L rows, n <= (L + 63) / 64; and the sum of L^2 is at most max(L) times the sum of L.
+        bound = heads * ((rows * (call.max_seq_len + 189)) // (2 * 64 * 64) + 2 * call.batch)
+        bound = min(bound, most * call.batch)
+        tiles = min(bound, max(SCRATCH_TILES, 2 * most))
+        stride = bound if tiles == bound else tiles - most  # a chunk's last sequence begins before this
+        blocks = (call.seq_offsets.diff() + 63) // 64
+        ends = (blocks * (blocks + 1) // 2 * heads).cumsum(0)
+        before = torch.nn.functional.pad(ends[:-1], (1, 0))
+        chunks = triton.cdiv(bound, stride)
+        bounds = torch.arange(chunks + 1, device=before.device)
+        first = torch.searchsorted(before // stride, bounds, out_int32=True)
+        return cls(tiles, chunks, (before % stride).int(), first)
 
 
 def launch_backward(dout, q, k, v, dq, dk, dv, call: AttentionCall) -> None:
@@ -114,14 +166,19 @@ def launch_backward(dout, q, k, v, dq, dk, dv, call: AttentionCall) -> None:
         return
     if not _fits_descriptor(dout):
         dout = dout.contiguous()
-    inputs = [_descriptor(rows) for rows in (q, k, v, dout)]
-    grid, runtime, constants = _common(call, q, BACKWARD_ROWS)
-    hopper_backward_kv[grid](
-        *inputs, dk, dv, *runtime, heads=q.shape[1], dk_stride=dk.stride(0), dk_head=dk.stride(1),
-        dv_stride=dv.stride(0), dv_head=dv.stride(1), **KV_DEPTH, **constants,
-    )  # fmt: skip
-    grid, runtime, constants = _common(call, q, BACKWARD_ROWS)
-    hopper_backward_q[grid](
-        *inputs, dq, *runtime, heads=q.shape[1], dq_stride=dq.stride(0), dq_head=dq.stride(1),
-        **Q_DEPTH, **constants,
-    )  # fmt: skip
+    plan = SlopePlan.of(call, *q.shape[:2])
+    rows = [_descriptor(tensor) for tensor in (q, k, v, dout)]
+    slopes = _flat_descriptor(q.new_empty(plan.tiles * 64, 64), 64)
+    counters = torch.zeros(plan.chunks, 2, dtype=torch.int32, device=q.device)
+    grid, constants = (_processors(q.device),), _constants(call, q)
+    for chunk in range(plan.chunks):
+        where = *_masks(call), plan.first_tile, plan.first_sequence[chunk:]
+        hopper_backward_kv[grid](
+            *rows, slopes, dk, dv, *where, counters[chunk, 0:], *_scalars(call, KV_ROWS),
+            dk_stride=dk.stride(0), dk_head=dk.stride(1), dv_stride=dv.stride(0), dv_head=dv.stride(1),
+            **KV_DEPTH, **constants,
+        )  # fmt: skip
+        hopper_backward_q[grid](
+            slopes, rows[1], dq, *where, counters[chunk, 1:], *_scalars(call, Q_ROWS),
+            dq_stride=dq.stride(0), dq_head=dq.stride(1), WARPGROUPS=Q_ROWS // 64, **Q_DEPTH, **constants,
+        )  # fmt: skip

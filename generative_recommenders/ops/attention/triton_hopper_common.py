@@ -11,8 +11,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-# The bulk load was renamed in Triton 3.8.
+# The bulk copies were renamed in Triton 3.8.
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
 @gluon.jit
@@ -113,11 +114,11 @@ def masked_blocks_after_own(row, history, WG: gl.constexpr):
 
 
 @gluon.jit
-def barrier_pairs(COUNT: gl.constexpr, CONSUMERS: gl.constexpr):
-    """``COUNT`` "full" barriers (one arrival: the copy) and "empty" ones (an arrival per consumer warpgroup)."""
+def barrier_pairs(COUNT: gl.constexpr, CONSUMERS: gl.constexpr, COPIES: gl.constexpr = 1):
+    """``COUNT`` "full" barriers (``COPIES`` arrivals) and "empty" ones (an arrival per consumer warpgroup)."""
     full = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for index in gl.static_range(COUNT):
-        mbarrier.init(full.index(index), count=1)
+        mbarrier.init(full.index(index), count=COPIES)
         mbarrier.init(empty.index(index), count=CONSUMERS)
     return full, empty

@@ -64,7 +64,7 @@ def _source(fn, constants: dict, kind: str, norm_tensor: bool = False) -> ASTSou
             signature[name] = f"*{kind}"
         elif name in ("Offsets", "Targets"):
             signature[name] = "*i64"
-        elif name == "Counter":
+        elif name in ("Counter", "Starts", "Chunk"):
             signature[name] = "*i32"
         elif name[0].isupper() or (name == "norm" and norm_tensor):
             signature[name] = "*fp32"
@@ -120,22 +120,23 @@ def hopper_sources(few: bool):
     from generative_recommenders.ops.attention import hopper_launch, triton_hopper_bwd, triton_hopper_fwd
 
     strides = {f"{name}_{kind}": value for name in ("out", "dq", "dk", "dv") for kind, value in STRIDES.items()}
-    options = dict(WARPGROUPS=3, heads=4, **strides)
+    options = dict(heads=4, **strides)
     kernels = (
-        (triton_hopper_fwd.hopper_forward, hopper_launch.FORWARD_DEPTH),
+        (triton_hopper_fwd.hopper_forward, dict(WARPGROUPS=3, **hopper_launch.FORWARD_DEPTH)),
         (triton_hopper_bwd.hopper_backward_kv, hopper_launch.KV_DEPTH),
-        (triton_hopper_bwd.hopper_backward_q, hopper_launch.Q_DEPTH),
+        (triton_hopper_bwd.hopper_backward_q, dict(WARPGROUPS=4, **hopper_launch.Q_DEPTH)),
     )
     for width, kind, has_targets in ((128, "bf16", True),) if few else HOPPER_CASES:
         element = gl.bfloat16 if kind == "bf16" else gl.float16
-        layout = gl.NVMMASharedLayout.get_default_for([64, width], element)
         for fn, depth in kernels:
             flags = dict(D=width, NORM_IS_TENSOR=False, HAS_TARGETS=has_targets, **options, **depth)
             constants = {name: value for name, value in flags.items() if name in fn.arg_names}
             plain = _source(fn, constants, kind)
             for name in fn.arg_names:
                 if name.endswith("_desc"):
-                    plain.signature[name] = f"tensordesc<{kind}[64, {width}],{layout!r}>"
+                    columns = 64 if name == "ds_desc" else width
+                    layout = gl.NVMMASharedLayout.get_default_for([64, columns], element)
+                    plain.signature[name] = f"tensordesc<{kind}[64, {columns}],{layout!r}>"
             source = GluonASTSource(fn, plain.signature, plain.constants, plain.attrs)
             yield f"{fn.__name__} {width} {kind} {'targets' if has_targets else 'causal'}", source
 

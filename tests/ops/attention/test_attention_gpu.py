@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from generative_recommenders.ops.attention import hstu_mha, kernels
+from generative_recommenders.ops.attention import hopper_launch, hstu_mha, kernels
 from generative_recommenders.ops.attention.attention import make_call
 from generative_recommenders.ops.attention.hopper_launch import why_not_hopper
 from tests.ops.attention.oracle import MASKS, Mask, make_case
@@ -71,13 +71,33 @@ def test_hopper(mask, width, dtype):
     check(case, "hopper")
 
 
+@pytest.mark.parametrize("scratch_tiles", [hopper_launch.SCRATCH_TILES, 1])
 @pytest.mark.parametrize("seed", range(6))
-def test_hopper_random_lengths_and_targets(seed):
+def test_hopper_random_lengths_and_targets(monkeypatch, seed, scratch_tiles):
+    monkeypatch.setattr(hopper_launch, "SCRATCH_TILES", scratch_tiles)
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(0, 900, (23,), generator=generator).tolist()
     case = make_case(lengths, 2, 128, 128, torch.bfloat16, Mask("many", "many"), device="cuda", seed=seed)
     hopper_or_skip(case)
     check(case, "hopper")
+
+
+def test_hopper_scratch_may_hold_anything(monkeypatch):
+    case = make_case([300, 0, 1, 130, 64, 777], 2, 128, 128, torch.bfloat16, MASKS[2], device="cuda", seed=3)
+    hopper_or_skip(case)
+    monkeypatch.setattr(
+        torch.Tensor, "new_empty", lambda t, *size, **options: t.new_full(size, float("nan"), **options)
+    )
+    check(case, "hopper")
+
+
+def test_hopper_chunks_do_not_change_a_bit(monkeypatch):
+    case = make_case([1500, 3, 700, 64, 900], 4, 128, 128, torch.bfloat16, MASKS[2], device="cuda")
+    hopper_or_skip(case)
+    whole = run(case, 0.1, 1500.0)
+    monkeypatch.setattr(hopper_launch, "SCRATCH_TILES", 1)
+    parts = run(case, 0.1, 1500.0)
+    assert all(torch.equal(whole[name], parts[name]) for name in NAMES)
 
 
 @pytest.mark.parametrize("variant", ["plain", None])
