@@ -141,7 +141,7 @@ class SlopePlan:
 
     @classmethod
     def of(cls, call: AttentionCall, rows: int, heads: int) -> SlopePlan:
-        """Plan for ``rows`` = T rows; the buffer has ``SCRATCH_TILES``, more if two of the longest sequences need it."""
+        """Plan for ``rows`` = T rows; the buffer has ``SCRATCH_TILES``, or two longest sequences, if that is more."""
         longest = triton.cdiv(call.max_seq_len, 64)
         most = heads * longest * (longest + 1) // 2  # tiles of one sequence
         # Of L rows, n <= (L + 63) / 64; and the sum of L^2 is at most max(L) times the sum of L.
