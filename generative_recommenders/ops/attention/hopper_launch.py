@@ -150,8 +150,8 @@ class SlopePlan:
         tiles = min(bound, max(SCRATCH_TILES, 2 * most))
         stride = bound if tiles == bound else tiles - most  # a chunk's last sequence begins before this
         blocks = (call.seq_offsets.diff() + 63) // 64
-        ends = (blocks * (blocks + 1) // 2 * heads).cumsum(0)
-        before = torch.nn.functional.pad(ends[:-1], (1, 0))
+        sizes = blocks * (blocks + 1) // 2 * heads
+        before = sizes.cumsum(0) - sizes
         chunks = triton.cdiv(bound, stride)
         bounds = torch.arange(chunks + 1, device=before.device)
         first = torch.searchsorted(before // stride, bounds, out_int32=True)
