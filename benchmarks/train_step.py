@@ -206,7 +206,7 @@ def main() -> None:
     parser.add_argument("--table-rows", type=int, default=1_000_000, help="cap on the rows of each table")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
-    parser.add_argument("--profile", action="store_true", help="print one step of the first variant by kernel and group")
+    parser.add_argument("--profile", action="store_true", help="print a step of the first variant by kernel and group")
     arguments = parser.parse_args()
     require_gpu()
     world = distributed.join(torch.device("cuda", 0))
