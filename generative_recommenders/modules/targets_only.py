@@ -168,7 +168,7 @@ def static_blockers(layer: STULayerConfig | None, use: LastLayerUse) -> list[str
     if layer is None or use.num_layers == 0:
         return ["the stack is empty (set hstu_num_layers to 1 or more)"]
     kept = [name for name in RECOMPUTE_OPTIONS if not getattr(layer, name)]
-    are = "is" if len(kept) == 1 else "are"
+    are_off = "is off" if len(kept) == 1 else "are off"
     checks = (
         (
             layer.backend is not None and str(getattr(layer.backend, "value", layer.backend)).upper() not in _BACKENDS,
@@ -184,7 +184,7 @@ def static_blockers(layer: STULayerConfig | None, use: LastLayerUse) -> list[str
         ),
         (
             kept,
-            f"{' and '.join(kept)} {are} off for the last layer (set model.recompute_last_layer=True, which turns all "
+            f"{', '.join(kept)} {are_off} for the last layer (set model.recompute_last_layer=True, which turns all "
             "three on there and leaves the other layers: a targets-only layer keeps nothing of the sequence's length, "
             "so recomputing costs nothing)",
         ),

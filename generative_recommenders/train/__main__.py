@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -32,6 +33,15 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
+def _show(text: str) -> int:
+    """Print; a reader that has seen enough (``| head``) is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the interpreter's end
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line, run, and return the exit status."""
     given = parser().parse_args(argv)
@@ -39,8 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.list_options:
         from generative_recommenders.train.options_table import options_table
 
-        print(options_table())
-        return 0
+        return _show(options_table())
     if not given.config:
         parser().error("--config is missing: give a gin file, for example configs/synthetic.gin")
     try:

@@ -167,6 +167,7 @@ def test_what_the_last_layer_keeps_is_said_once_with_the_option_that_mends_it():
     with pytest.raises(UserError) as error:
         decide(TargetsOnlyGate(enabled=True), config=STULayerConfig(**SIZES, **kept))
     message = str(error.value)
+    assert "recompute_normed_x, recompute_uvqk, recompute_y are off for the last layer" in message
     assert all(message.count(name) == 1 for name in (*kept, "model.recompute_last_layer=True", "recomputing"))
     mended = STULayerConfig(**SIZES, **dict.fromkeys(kept, True))
     assert decide(TargetsOnlyGate(enabled=True), config=mended).engaged

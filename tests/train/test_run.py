@@ -2,8 +2,11 @@
 
 import errno
 import json
+import os
 import pathlib
 import signal
+import subprocess
+import sys
 import types
 
 import pytest
@@ -16,6 +19,7 @@ from generative_recommenders.train.options_table import DATA_OPTIONS
 from generative_recommenders.train.run_folder import Result
 
 LAUNCHER = pathlib.Path(__file__).with_name("launch_tiny.py")
+REPO = LAUNCHER.parents[2]
 FIELDS = ["status", "seconds", "samples", "auc", "best_auc", "baseline_auc", "auc_best_seen", "config", "reason"]
 
 
@@ -249,6 +253,15 @@ def test_the_command_line_explains_itself_in_one_line(capsys):
     with pytest.raises(SystemExit):
         main([])
     assert "--config is missing" in capsys.readouterr().err
+
+
+def test_the_list_of_options_may_be_read_in_part():
+    reader, writer = os.pipe()
+    os.close(reader)  # as ``| head`` does when it has seen enough
+    command = [sys.executable, "-m", "generative_recommenders.train", "--list-options"]
+    done = subprocess.run(command, cwd=REPO, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_every_option_is_listed(capsys):
