@@ -111,6 +111,7 @@ def test_ranker(path):
     check_ranker(path)
 
 
+@pytest.mark.slow  # an interpreted program per entry of the position table
 @pytest.mark.parametrize("path", golden_files("dlrm_three*.npz"), ids=lambda p: getattr(p, "stem", str(p)))
 def test_ranker_prepared_in_one_pass(path, monkeypatch):
     pytest.importorskip("triton")
