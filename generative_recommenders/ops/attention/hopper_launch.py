@@ -144,8 +144,9 @@ class SlopePlan:
         """Plan for ``rows`` = T rows; the buffer has ``SCRATCH_TILES``, or two longest sequences, if that is more."""
         longest = triton.cdiv(call.max_seq_len, 64)
         most = heads * longest * (longest + 1) // 2  # tiles of one sequence
-        # Of L rows, n <= (L + 63) / 64; and the sum of L^2 is at most max(L) times the sum of L.
-        bound = heads * ((rows * (call.max_seq_len + 189)) // (2 * 64 * 64) + 2 * call.batch)
+        # Of L rows, n <= (L + 63) / 64, so n (n + 1) <= (L^2 + 190 L + 8001) / 64^2; the sum of L^2 is at most max(L)
+        # times the sum of L.
+        bound = heads * ((rows * (call.max_seq_len + 190)) // (2 * 64 * 64) + 2 * call.batch)
         bound = min(bound, most * call.batch)
         tiles = min(bound, max(SCRATCH_TILES, 2 * most))
         stride = bound if tiles == bound else tiles - most  # a chunk's last sequence begins before this

@@ -48,6 +48,14 @@ def test_edges(monkeypatch, lengths, scratch):
     check(lengths, 4, 4096)
 
 
+@pytest.mark.parametrize("length", [65, 16385, 100033])
+def test_lengths_that_waste_most_of_a_block(monkeypatch, length):
+    """One row past a multiple of 64, where the host's bound of the tiles is tightest."""
+    monkeypatch.setattr(hopper_launch, "SCRATCH_TILES", 1)
+    check([length] * 40, 1, length)
+    check([length] * 39 + [1], 3, length)
+
+
 def test_the_buffer_is_bounded_and_no_larger_than_the_batch_needs():
     large = check([2663] * 1024, 4, 2663)
     assert large.tiles * 64 * 64 * 2 == 2**31
