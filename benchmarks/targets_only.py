@@ -183,7 +183,7 @@ def main() -> None:
             eager = f"  (eager {r['eager']:.2f})"
             print(f"{r['shape']:45s} {arm:13s} {r['value']:8.2f} ms{eager}{share}  goal {row.goal}", flush=True)
         if "full" in done:
-            for arm in arms:
+            for arm in done.keys() - {"full"}:
                 done[arm]["baseline"] = {"name": done["full"]["name"], "value": done["full"]["value"]}
         records += done.values()
     path = common.write_records("targets_only", records)
