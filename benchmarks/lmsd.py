@@ -218,11 +218,11 @@ def timed_record(problem: Problem, backward: bool, copy: float) -> dict:
     )
 
 
-def measure() -> list[dict]:
-    """The records of all sizes, without baselines."""
+def measure(widths: tuple[int, ...]) -> list[dict]:
+    """The records of these D, without baselines."""
     copy = common.copy_bandwidth()
     records = []
-    for columns in WIDTHS:
+    for columns in widths:
         for ratio in RATIOS:
             problem = Problem(columns, ratio)
             problem.check_tail()
@@ -262,6 +262,7 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="time candidate launches instead of recording")
     parser.add_argument("--width", type=int, default=512, help="D of the sweep")
     parser.add_argument("--check", action="store_true", help="correctness only")
+    parser.add_argument("--widths", default=",".join(map(str, WIDTHS)), help="D to measure")
     parser.add_argument("--baseline", default="512,1024,256", help="widths that also time torch.compile; empty: none")
     options = parser.parse_args()
     common.require_gpu()
@@ -273,7 +274,7 @@ def main() -> None:
     if options.sweep:
         sweep(options.width)
         return
-    records = measure()
+    records = measure(tuple(int(w) for w in options.widths.split(",")))
     path = common.write_records("lmsd", records)
     table(records)
     add_baselines(records, tuple(int(w) for w in options.baseline.split(",") if w))
