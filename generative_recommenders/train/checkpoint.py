@@ -39,7 +39,10 @@ MEANING = """hstu_num_heads hstu_attn_qk_dim hstu_attn_linear_dim max_seq_len at
 
 @dataclasses.dataclass
 class Progress:
-    """Where a run stands: what the loop counts and what it has seen. Saved in ``meta.json``."""
+    """Where a run stands: what the loop counts and what it has seen. Saved in ``meta.json``.
+
+    ``seconds`` of training alone, ``seconds_in_all`` of everything, both from the run's beginning.
+    """
 
     step: int = 0
     samples: int = 0
@@ -49,6 +52,7 @@ class Progress:
     logged_step: int = 0
     best_auc: float | None = None
     seconds: float = 0.0
+    seconds_in_all: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

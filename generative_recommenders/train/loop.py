@@ -289,7 +289,7 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint, unless the state is already bad."""
         self.running.check(self.world)
-        self.progress.seconds = self.reporter.watch.seconds
+        self.progress.seconds, self.progress.seconds_in_all = self.reporter.watch.seconds, self.reporter.seconds_in_all
         with self.reporter.watch.paused():
             path = self.checkpointer.save(
                 self.model,

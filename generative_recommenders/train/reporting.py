@@ -19,42 +19,63 @@ SHARES = {"fill": "fill", "exec": "exec", "mfu": "MFU", "hfu": "HFU"}
 
 
 class Stopwatch:
-    """Training time: runs on, except inside ``paused``."""
+    """Seconds inside ``running``, less those inside ``paused``; ``seconds`` were counted before."""
 
     def __init__(self, seconds: float = 0.0) -> None:
-        self._before, self._since = seconds, time.monotonic()
+        self._before = seconds
+        self._since: float | None = None  # when it was set going; None while it stands
 
     @property
     def seconds(self) -> float:
-        """Time so far, pauses left out."""
-        return self._before + time.monotonic() - self._since
+        """Time counted so far."""
+        return self._before if self._since is None else self._before + time.monotonic() - self._since
+
+    def running(self) -> contextlib.AbstractContextManager[None]:
+        """Time inside counts."""
+        return self._switched(True)
+
+    def paused(self) -> contextlib.AbstractContextManager[None]:
+        """Time inside does not count."""
+        return self._switched(False)
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Time inside does not count."""
-        reached = self.seconds
+    def _switched(self, on: bool) -> Iterator[None]:
+        was_on = self._since is not None
+        self._set(on)
         try:
             yield
         finally:
-            self._before, self._since = reached, time.monotonic()
+            self._set(was_on)
+
+    def _set(self, on: bool) -> None:
+        self._before, self._since = self.seconds, time.monotonic() if on else None
 
 
 class Reporter:
     """Takes the loop's figures; ``terminal`` and ``folder`` are ``None`` on ranks that do not write.
 
-    ``total_samples``: how many will have been trained at the end of the run, for the time left.
+    ``total_samples``: how many will have been trained at the end of the run, for the time left. ``watch`` counts the
+    training alone, ``seconds_in_all`` everything; both go on over a resume.
     """
 
-    def __init__(self, world: World, folder: RunFolder | None, terminal: Terminal | None) -> None:
+    def __init__(self, world: World, folder: RunFolder | None, terminal: Terminal | None, started: float) -> None:
         self._world, self._folder, self._terminal = world, folder, terminal
         self.total_samples = 0
         self.watch = Stopwatch()
+        self._started = started  # of this process, by the monotonic clock
+        self._in_all_before = 0.0
         self._last = (0.0, 0)  # training seconds and samples at the last line of metrics
 
     def start(self, progress: Progress) -> None:
         """Training goes on where an earlier process left it."""
         self.watch = Stopwatch(progress.seconds)
+        self._in_all_before = progress.seconds_in_all
         self._last = (progress.seconds, progress.samples)
+
+    @property
+    def seconds_in_all(self) -> float:
+        """Wall time of this process, and of those before it up to the checkpoint that it went on from."""
+        return self._in_all_before + time.monotonic() - self._started
 
     def lap(self) -> float:
         """Training seconds since the last line of metrics."""

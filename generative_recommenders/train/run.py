@@ -90,6 +90,7 @@ class _Attempt:
         self.world: World | None = None
         self.folder: RunFolder | None = None
         self.terminal: Terminal | None = None
+        self.reporter: Reporter | None = None
         self.mlperf = MlperfLog(None, EvalSchedule(0, 0))
         self.warnings: list[str] = []
         self.figures: list[tuple[str, str]] = []
@@ -100,6 +101,12 @@ class _Attempt:
     def is_main(self) -> bool:
         rank = launched_rank()
         return rank == 0 or rank >= (settings.get("WORLD_SIZE") or rank + 1)  # the latter is no rank: let it speak
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the run so far, with what a resumed one took before."""
+        in_all = time.monotonic() - self.started if self.reporter is None else self.reporter.seconds_in_all
+        return round(in_all, 3)
 
     def go(self, signals: StopSignals) -> None:
         """Everything up to the verdict. What holds a communicator lives and dies in here."""
@@ -123,7 +130,8 @@ class _Attempt:
         try:
             with signals.deferred():
                 if self.config.train.mode != "eval":
-                    trainer.fit()
+                    with trainer.reporter.watch.running():
+                        trainer.fit()
                 if self.config.train.mode != "train":
                     trainer.evaluate()
                 if self.config.checkpoint.at_end and self.config.train.mode != "eval":
@@ -142,7 +150,7 @@ class _Attempt:
         config, world, folder = self.config, self.world, self.folder
         model, optimizers = build.build_model(config, dataset, world)
         terminal = Terminal() if self.is_main else None
-        reporter = Reporter(world, folder if self.is_main else None, terminal)
+        self.reporter = reporter = Reporter(world, folder if self.is_main else None, terminal, self.started)
         checkpointer = Checkpointer(folder.checkpoints, config.checkpoint.keep, config, world)
         writes_mlperf = config.mlperf.enabled and self.is_main
         self.mlperf = MlperfLog(
@@ -215,7 +223,7 @@ class _Attempt:
             result.rmse = {task: figures.rmse for task, figures in values.items()}
             result.mae = {task: figures.mae for task, figures in values.items()}
         result.auc_best_seen = trainer.progress.best_auc
-        result.seconds = round(time.monotonic() - self.started, 3)
+        result.seconds = self.seconds
         self.figures = closing_figures(result, trainer)
 
     def is_input_error(self, exc: BaseException) -> bool:
@@ -247,7 +255,7 @@ class _Attempt:
         """Write ``result.json`` and, once training has begun, the table and the report."""
         if not self.is_main:
             return
-        self.result.seconds = round(time.monotonic() - self.started, 3)
+        self.result.seconds = self.seconds
         if self.folder is None:
             self._leave_a_note()
             return

@@ -63,10 +63,10 @@ def closing_figures(result: Result, trainer: Trainer) -> list[tuple[str, str]]:
         ("steps", f"{trainer.progress.step:,}"),
         ("rows the last layer computed", trainer.meter.decision),
         *_peak_memory(trainer),
-        ("seconds, training alone", f"{trainer.reporter.watch.seconds:,.1f}"),
-        ("seconds, everything", f"{result.seconds:,.1f}"),
     ]
-    return rows
+    if trainer.progress.step:
+        rows.append(("seconds, training alone", f"{trainer.reporter.watch.seconds:,.1f}"))
+    return [*rows, ("seconds, everything", f"{result.seconds:,.1f}")]
 
 
 def _peak_memory(trainer: Trainer) -> list[tuple[str, str]]:

@@ -1,14 +1,16 @@
 """Checkpoints: a resumed run equals the uninterrupted one to the bit, and nothing is restored in silence."""
 
 import json
+import re
 import shutil
 import signal
+import time
 import types
 
 import pytest
 import torch
 
-from generative_recommenders.train import checkpoint
+from generative_recommenders.train import checkpoint, loop
 from generative_recommenders.train.__main__ import main
 from generative_recommenders.train.loop import Trainer
 
@@ -241,6 +243,39 @@ def test_a_finished_run_that_is_resumed_trains_no_further(train, tmp_path):
     assert result(tmp_path, "x")["samples"] == 64
 
 
+def seconds_shown(output):
+    """Training alone and everything, off the closing table."""
+    shown = dict(re.findall(r"│ seconds, (training alone|everything) +│ +([\d,.]+) │", output.out))
+    return float(shown["training alone"]), float(shown["everything"])
+
+
+def test_both_times_of_a_resumed_run_are_those_of_the_whole_run(train, tmp_path, monkeypatch):
+    clock = types.SimpleNamespace(now=0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+
+    def lasting(seconds, work):
+        def timed(*arguments):
+            clock.now += seconds
+            return work(*arguments)
+
+        return timed
+
+    monkeypatch.setattr(Trainer, "step", lasting(100.0, Trainer.step))
+    monkeypatch.setattr(loop, "evaluate", lasting(7.0, loop.evaluate))
+    more = {"checkpoint.at_end": "True", "train.log_every": "100"}
+    _, output = train("x", "train.max_steps=2", more=more)
+    assert seconds_shown(output) == (200.0, 207.0)
+    status, output = train("x", "train.max_steps=5", more=more, resume=True)
+    assert status == 0
+    assert seconds_shown(output) == (500.0, 514.0) and result(tmp_path, "x")["seconds"] == 514.0
+
+
+def test_a_run_that_trains_nothing_reports_no_training_time(train, tmp_path):
+    assert train("x", "train.max_steps=2", more={"checkpoint.at_end": "True"})[0] == 0
+    _, output = train("again", "train.mode=eval", f"checkpoint.load={tmp_path / 'runs' / 'x'}")
+    assert "seconds, everything" in output.out and "training alone" not in output.out
+
+
 def test_a_target_reached_before_the_run_was_resumed_still_counts(train, tmp_path):
     more = {"train.target_auc": "0.05", "train.eval_every_samples": "64", "checkpoint.every_steps": "4"}
     assert train("x", "train.max_steps=4", more=more)[0] == 0
@@ -249,8 +284,6 @@ def test_a_target_reached_before_the_run_was_resumed_still_counts(train, tmp_pat
 
 
 def test_an_evaluation_cut_short_is_made_up_for_and_logged_once(train, tmp_path, monkeypatch):
-    from generative_recommenders.train import loop
-
     more = {"train.eval_every_samples": "48", "checkpoint.every_steps": "3", "train.max_steps": "7"}
     assert train("straight", more=more)[0] == 0
     real, calls = loop.evaluate, iter(range(9))
