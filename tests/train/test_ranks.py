@@ -105,9 +105,11 @@ def test_split_columns_and_a_narrow_wire_over_two_ranks(trainer_process, small_c
     trainer_process("--config", two, "--run-name", "two", ranks=2, check=0)
     a, b = (losses(tmp_path / "runs" / name) for name in ("one", "two"))
     assert a == pytest.approx(b, abs=1e-3) and a != b  # fp16 did travel
-    weight = FileSystemReader(tmp_path / "runs/two/checkpoints/step_00000004").read_metadata().state_dict_metadata[
-        "model.embedding_collection.embeddings.uid.weight"
-    ]
+    weight = (
+        FileSystemReader(tmp_path / "runs/two/checkpoints/step_00000004")
+        .read_metadata()
+        .state_dict_metadata["model.embedding_collection.embeddings.uid.weight"]
+    )
     assert [tuple(chunk.sizes) for chunk in weight.chunks] == [(13, 128), (13, 128)]
 
 
