@@ -160,6 +160,8 @@ class _Attempt:
         found = checkpoint.newest(folder.checkpoints) if self.arguments.resume else None
         if found is not None:
             trainer.resume(checkpointer.restore(found, model, optimizers))
+        elif config.train.mode == "eval" and not config.checkpoint.load:
+            raise UserError(f"--resume: {folder.path} has no checkpoint, so there are no weights to evaluate")
         elif config.checkpoint.load:
             self.warnings = checkpoint.load_weights(checkpoint.resolve(config.checkpoint.load), model, world)
         trainer.rehearse()

@@ -18,7 +18,7 @@ import shutil
 from torch.utils.tensorboard import SummaryWriter
 
 from generative_recommenders.errors import UserError
-from generative_recommenders.train.checkpoint import Progress
+from generative_recommenders.train.checkpoint import Progress, newest
 
 
 @dataclasses.dataclass
@@ -152,19 +152,43 @@ def claim(runs_dir: str, name: str, resume: bool) -> RunFolder:
 
     Raises:
         UserError: a name that is no plain folder name; an earlier run of that name without ``resume``; nothing to
-            resume; a place that cannot be written.
+            resume; results that resuming would replace by beginning again; a place that cannot be written.
     """
     if not name or name in (".", "..") or "/" in name or os.sep in name:
         raise UserError(f"--run-name {name!r}: must be a plain folder name")
     path = pathlib.Path(runs_dir) / name
     started = (path / "config.gin").exists()
-    if started and not resume:
-        raise UserError(f"{path}: holds an earlier run; give another --run-name, or --resume to go on with it")
     if resume and not started:
         raise UserError(f"--resume: {path} holds no run; check --run-name and --runs-dir")
+    if started:
+        _check_earlier(path, resume)
     parent = next(p for p in [path, *path.parents] if p.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise UserError(f"--runs-dir {runs_dir}: {parent} is not a writable folder; give another --runs-dir")
     if shutil.disk_usage(parent).free < 64 * 2**20:
         raise UserError(f"--runs-dir {runs_dir}: less than 64 MiB free; free some space or give another --runs-dir")
     return RunFolder(path)
+
+
+def _check_earlier(path: pathlib.Path, resume: bool) -> None:
+    """Whether a run may go on, or begin again, in the folder of an earlier one."""
+    found, results = newest(path / "checkpoints"), _has_results(path)
+    if resume and found is None and results:
+        raise UserError(
+            f"--resume: {path} has no checkpoint to go on from, and beginning again would replace its results; give "
+            "another --run-name (a run with --bind checkpoint.at_end=True can be resumed when it has ended)"
+        )
+    if not resume:
+        way_on = ", or --resume to go on from its newest checkpoint"
+        if found is None:
+            way_on = "" if results else ", or --resume to begin it again (it has neither checkpoint nor results)"
+        raise UserError(f"{path}: holds an earlier run; give another --run-name{way_on}")
+
+
+def _has_results(path: pathlib.Path) -> bool:
+    """Whether a run ended as asked, or with an evaluation; not one that was killed or stopped before any."""
+    try:
+        result = json.loads((path / "result.json").read_text())
+        return result["status"] == "ok" or bool(result["auc"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

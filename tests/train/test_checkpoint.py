@@ -10,7 +10,7 @@ import types
 import pytest
 import torch
 
-from generative_recommenders.train import checkpoint, loop
+from generative_recommenders.train import checkpoint, loop, run_folder
 from generative_recommenders.train.__main__ import main
 from generative_recommenders.train.loop import Trainer
 
@@ -107,12 +107,46 @@ def test_a_half_written_checkpoint_is_passed_over(train, tmp_path):
     assert not list(folder.glob("*.partial"))
 
 
-def test_a_run_without_a_checkpoint_says_that_it_begins_anew(train, tmp_path):
+def did_not_finish(tmp_path, name="x"):
+    """Leave a run's folder as a kill would: the result says so, and has no figures."""
+    run_folder.RunFolder(tmp_path / "runs" / name).write_result(run_folder.Result())
+
+
+def test_a_run_without_checkpoint_and_results_begins_anew_and_says_so(train, tmp_path):
     assert train("x", "train.max_steps=2")[0] == 0
+    did_not_finish(tmp_path)
+    status, output = train("x")
+    assert status == 2 and "or --resume to begin it again" in output.err
     status, output = train("x", "train.max_steps=2", resume=True)
     assert status == 0
     assert "from the beginning" in output.out
     assert [row["step"] for row in metrics(tmp_path, "x") if row["kind"] == "train"] == [1, 2]
+
+
+@pytest.mark.parametrize("bindings", [["train.max_steps=2"], ["train.max_steps=2", "train.target_auc=1.0"]])
+def test_results_without_a_checkpoint_are_not_replaced_by_beginning_again(train, tmp_path, bindings):
+    train("x", *bindings)
+    before = {path: path.read_bytes() for path in (tmp_path / "runs" / "x").rglob("*") if path.is_file()}
+    status, output = train("x", *bindings, resume=True)
+    assert status == 2 and output.err.count("\n") == 1
+    for said in ("runs/x has no checkpoint", "another --run-name", "checkpoint.at_end=True"):
+        assert said in output.err
+    assert {path: path.read_bytes() for path in (tmp_path / "runs" / "x").rglob("*") if path.is_file()} == before
+    status, output = train("x", *bindings)
+    assert status == 2 and output.err.endswith("holds an earlier run; give another --run-name\n")
+
+
+def test_a_name_in_use_offers_resume_where_there_is_a_checkpoint(train):
+    assert train("x", "train.max_steps=2", more={"checkpoint.every_steps": "1"})[0] == 0
+    status, output = train("x")
+    assert status == 2 and "or --resume to go on from its newest checkpoint" in output.err
+
+
+def test_evaluating_a_resumed_run_needs_its_weights(train, tmp_path):
+    assert train("x", "train.max_steps=2")[0] == 0
+    did_not_finish(tmp_path)
+    status, output = train("x", "train.mode=eval", resume=True)
+    assert status == 2 and "no weights to evaluate" in output.err
 
 
 def test_metrics_after_the_checkpoint_are_forgotten(train, tmp_path):

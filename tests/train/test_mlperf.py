@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from generative_recommenders.train import gin_files, mlperf
+from generative_recommenders.train import gin_files, mlperf, run_folder
 from generative_recommenders.train.__main__ import main
 
 ONCE = """init_start init_stop run_start run_stop seed global_batch_size submission_benchmark opt_name opt_sparse_name
@@ -108,6 +108,7 @@ def test_a_resumed_run_announces_nothing_again(train, tmp_path):
 
 def test_a_fresh_start_in_the_same_folder_begins_the_file_anew(train, tmp_path):
     train("train.max_steps=5", more={"mlperf.target_auc": "1.0"})
+    run_folder.RunFolder(tmp_path / "runs" / "x").write_result(run_folder.Result())  # as a kill leaves it
     train(more={"mlperf.target_auc": "1.0"}, extra=["--resume"])  # there is no checkpoint: from the beginning
     check_once(events(tmp_path))
 
