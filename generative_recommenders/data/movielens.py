@@ -37,9 +37,13 @@ RATING_LABEL = "item_rating"
 ITEM_FEATURES = ("item_id", "genres", "year")
 CONTEXTUAL_FEATURES = ("uid",)
 
-WHERE_100K = "install the wheel that carries it (pip install --no-deps recbole==1.2.1), or give path="
+WHERE_100K = (
+    "install the wheel that carries it (pip install --no-deps recbole==1.2.1), or name another folder with its files: "
+    "--bind 'movielens_100k.path=\"…\"'"
+)
 WHERE_SMALL = (
-    "download ml-latest-small.zip from grouplens.org/datasets/movielens, unpack it and give its folder as path="
+    "download ml-latest-small.zip from grouplens.org/datasets/movielens, unpack it and name its folder: "
+    "--bind 'movielens_small.path=\"…\"'"
 )
 
 
@@ -105,9 +109,11 @@ def movielens_dataset(
             rows[feature] = CROSS_ROWS
         elif feature in cache.vocab:
             rows[feature] = cache.vocab[feature]
-    for feature in (*item_features, *contextual_features):
-        if feature not in rows:
-            raise UserError(f"{name} has no feature {feature!r}: possible are {', '.join(sorted(cache.vocab))}")
+    for option, features in (("item_features", item_features), ("contextual_features", contextual_features)):
+        for feature in features:
+            if feature not in rows:
+                known = ", ".join(sorted(cache.vocab))
+                raise UserError(f"{name}.{option}: {name} has no feature {feature!r}: possible are {known}")
     rows, notes = limit_rows(rows, table_rows_limit)
     return RankingDataset(
         name,

@@ -40,23 +40,28 @@ def dataset_of_cache(
     table_rows_limit: int | None = None,
     num_workers: int = 0,
     best_auc: float | None = None,
+    section: str | None = None,
 ) -> RankingDataset:
     """Tables as large as the vocabularies; crosses in proportion to the users, cut to ``table_rows_limit``.
 
     ``table_rows`` overrides single tables. Each table that the limit cut is one line of the data set's notes.
+    ``section``: what the options stand under in a configuration, for messages (None: ``name``).
     """
-    rows = {}
-    for feature in (*item_features, *contextual_features):
-        if is_cross(feature):
-            rows[feature] = cross_rows(feature, cache.num_users)
-        elif feature in cache.vocab:
-            rows[feature] = cache.vocab[feature]
-        else:
-            known = ", ".join(sorted(cache.vocab))
-            raise UserError(f"{name} has no feature {feature!r}: possible are {known} and crosses")
+    rows, section = {}, section or name
+    for option, features in (("item_features", item_features), ("contextual_features", contextual_features)):
+        for feature in features:
+            if is_cross(feature):
+                rows[feature] = cross_rows(feature, cache.num_users)
+            elif feature in cache.vocab:
+                rows[feature] = cache.vocab[feature]
+            else:
+                known = ", ".join(sorted(cache.vocab))
+                raise UserError(
+                    f"{section}.{option}: {name} has no feature {feature!r}: possible are {known} and crosses"
+                )
     unknown = [feature for feature in table_rows or {} if feature not in rows]
     if unknown:
-        raise UserError(f"table_rows names {unknown[0]!r}, which is no feature of {name}: {', '.join(rows)}")
+        raise UserError(f"{section}.table_rows names {unknown[0]!r}, which is no feature of {name}: {', '.join(rows)}")
     rows, notes = limit_rows(rows | dict(table_rows or {}), table_rows_limit)
     counted = f"{cache.num_events:,} events of {cache.num_users:,} users, {cache.num_anchors:,} samples"
     return RankingDataset(

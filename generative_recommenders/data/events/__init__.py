@@ -37,7 +37,10 @@ def events(
     from generative_recommenders.data.reader import HistoryOptions
     from generative_recommenders.data.windows import split_last_fraction
 
-    opened = open_cache(cache, min_history, f"python -m generative_recommenders.data.events prepare --cache {cache}")
+    command = (
+        "python -m generative_recommenders.data.events prepare --events FILE --columns user=…,item=…,time=…,label=…"
+    )
+    opened = open_cache(cache, min_history, f"{command} --cache {cache}")
     return dataset_of_cache(
         "events",
         opened,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import pathlib
 import sys
 
 from generative_recommenders.data.events.files import ROLES, EventColumns, events_source
 from generative_recommenders.data.prepare.command_line import add_prepare_options, guarded, run_prepare
 from generative_recommenders.data.prepare.progress import Progress
+from generative_recommenders.data.prepare.source import find_files
 from generative_recommenders.data.prepare.verify import describe, verify
 from generative_recommenders.errors import UserError
 
@@ -53,6 +55,9 @@ def columns_of(text: str, positive_at: float | None) -> EventColumns:
 def run(options: argparse.Namespace) -> None:
     """Do what the command line says."""
     if options.command == "prepare":
+        find_files(
+            pathlib.Path(options.events), "events"
+        )  # a missing file is said before what is wrong with the columns
         source = events_source(
             options.events,
             columns_of(options.columns, options.positive_at),

@@ -59,12 +59,16 @@ class EventColumns:
     positive_at: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.action is None) == (self.label is None):
-            raise UserError("the outcome needs one column: name either the action or the label column, not both")
+        if self.action is None and self.label is None:
+            raise UserError("no column of the outcome is named: add action=COLUMN or label=COLUMN to --columns")
+        if self.action is not None and self.label is not None:
+            raise UserError(
+                f"--columns names action={self.action} and label={self.label}: the outcome is one column, name one"
+            )
         if self.positive_at is not None and self.label is None:
-            raise UserError(f"positive_at {self.positive_at} needs a label column to compare with")
+            raise UserError(f"--positive-at {self.positive_at:g} needs label=COLUMN in --columns to compare with")
         if self.positive_at is not None and not math.isfinite(self.positive_at):
-            raise UserError(f"positive_at {self.positive_at}: expected a finite number")
+            raise UserError(f"--positive-at {self.positive_at}: expected a finite number")
 
 
 def events_source(
@@ -162,7 +166,9 @@ def _bits(types: Mapping[str, str], columns: EventColumns, what: str) -> tuple[s
         positive = f"{label} >= {float(columns.positive_at)!r}"
     else:
         positive = f"{label}::DOUBLE = 1"
-        message = f"{what}: column {columns.label!r} holds the label {{value}}, expected 0 or 1 (a rating? positive_at)"
+        message = (
+            f"{what}: column {columns.label!r} holds the label {{value}}, expected 0 or 1 (a rating? --positive-at 4)"
+        )
         checks.append(Check(f"{label}::DOUBLE NOT IN (0, 1)", f"{label}::DOUBLE", message))
     return f"CASE WHEN {label} IS NULL THEN 0 WHEN {positive} THEN {LISTEN_PLUS} ELSE {SKIP} END", checks
 
@@ -186,7 +192,7 @@ def _attribute_files(
 ) -> dict[str, AttributeFile]:
     if items is None:
         if attributes:
-            raise UserError(f"item attribute {attributes[0]!r} needs an item file to read it from")
+            raise UserError(f"--attributes {attributes[0]}: needs --items, the file to read it from")
         return {}
     files = find_files(pathlib.Path(items), "items")
     what = f"items {files[0]}"

@@ -63,6 +63,7 @@ def yambda(
         events,
         split_last_day(events, train_days, gap_seconds, window_seconds=window_seconds),
         HistoryOptions(history_length, history_strategy, history_ties, scan_limit),
+        section="yambda",
         item_features=item_features,
         contextual_features=contextual_features,
         table_rows=table_rows,

@@ -23,8 +23,14 @@ from generative_recommenders.errors import UserError
 
 def yambda_source(path: str | pathlib.Path, size: str) -> Source:
     """Describe the files under ``path`` for ``prepare``; ``UserError`` for missing files, columns or wrong types."""
-    if not pathlib.Path(path).is_dir():
-        raise UserError(f"Yambda folder {path} does not exist: correct the path, or download the data set first")
+    fetch = f"python -m generative_recommenders.data.yambda download --size {size} --path {path}"
+    for file in (
+        pathlib.Path(path),
+        events_path(path, size),
+        *(pathlib.Path(path) / file for file in MAPPINGS.values()),
+    ):
+        if not file.exists():
+            raise UserError(f"Yambda: {file} does not exist: correct --path, or fetch the files first ({fetch})")
     events = find_files(events_path(path, size), "Yambda events")
     connection = duckdb.connect()
     try:

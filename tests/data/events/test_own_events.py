@@ -124,21 +124,36 @@ def test_command_line_and_batches(tmp_path, capsys):
     assert capsys.readouterr().err.startswith("error: --columns 'customer=userId'")
     with pytest.raises(UserError, match="min_history=3"):
         events(cache, min_history=5)
-    with pytest.raises(UserError, match="no feature 'genre'"):
-        events(cache, contextual_features=("genre",))
+    for option in ("item_features", "contextual_features"):
+        with pytest.raises(UserError, match=rf"^events\.{option}: events has no feature 'genre'"):
+            events(cache, **{option: ("item_id", "genre")})
+    with pytest.raises(UserError, match=r"^events\.table_rows names 'genre'"):
+        events(cache, table_rows={"genre": 9})
+
+
+def test_a_cache_that_is_not_there_comes_with_the_whole_command(tmp_path):
+    cache = tmp_path / "none"
+    with pytest.raises(UserError, match=rf"prepare --events FILE --columns user=…,item=…,\S+ --cache {cache}\)"):
+        events(str(cache))
+
+
+def test_the_command_line_says_a_missing_file_before_what_is_wrong_with_the_columns(tmp_path, capsys):
+    command = ["prepare", "--events", str(tmp_path / "none.csv"), "--cache", str(tmp_path / "cache")]
+    assert main([*command, "--columns", "customer=userId"]) == 2
+    assert "none.csv does not exist" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("columns", "options", "word"),
     [
         (dict(user="customer", action="action"), {}, "no column 'customer'"),
-        (dict(), {}, "action or the label"),
-        (dict(action="action", label="device"), {}, "not both"),
-        (dict(action="action", positive_at=4), {}, "needs a label"),
+        (dict(), {}, "add action=COLUMN or label=COLUMN to --columns$"),
+        (dict(action="action", label="device"), {}, "names action=action and label=device: the outcome is one"),
+        (dict(action="action", positive_at=4), {}, "--positive-at 4 needs label=COLUMN"),
         (dict(action="device"), {}, "action 3"),
-        (dict(label="device"), {}, r"label 2.0|label 2"),
+        (dict(label="device"), {}, r"label 2(.0)?, expected 0 or 1 \(a rating\? --positive-at 4\)"),
         (dict(action="action", organic="device"), {}, "'organic'|'device' holds 2"),
-        (dict(action="action"), dict(attributes=["genre"]), "item file"),
+        (dict(action="action"), dict(attributes=["genre"]), "--attributes genre: needs --items"),
         (dict(action="action"), dict(context=["city"]), "no column 'city'"),
         (dict(action="action"), dict(items="none.csv"), "none.csv does not exist"),
         (dict(time="price", action="action"), {}, "'price' has type DOUBLE"),
@@ -208,7 +223,7 @@ def test_values_that_slip_through_comparisons(tmp_path, change, columns, word):
 
 
 def test_positive_at_is_finite():
-    with pytest.raises(UserError, match="positive_at nan"):
+    with pytest.raises(UserError, match="--positive-at nan"):
         EventColumns(label="label", positive_at=float("nan"))
 
 

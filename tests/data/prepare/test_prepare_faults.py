@@ -1,6 +1,7 @@
 """Bad input, full disks and changed files: one clear line, and nothing half-written that counts as complete."""
 
 import random
+import shutil
 import subprocess
 
 import pyarrow as pa
@@ -105,7 +106,13 @@ def test_empty_missing_and_uneven_files(files, tmp_path):
     mapping.write_bytes(b"")
     fails(files, tmp_path / "cache", "artist_item_mapping.parquet", "empty")
     mapping.unlink()
-    fails(files, tmp_path / "cache", "artist_item_mapping.parquet", "does not exist")
+    fails(
+        files,
+        tmp_path / "cache",
+        "artist_item_mapping.parquet",
+        "does not exist",
+        fetch := "yambda download --size 50m",
+    )
     mapping.write_bytes(kept)
     parts = files / "flat" / "50m" / "multi_event"
     parts.mkdir()
@@ -113,7 +120,9 @@ def test_empty_missing_and_uneven_files(files, tmp_path):
     pq.write_table(table, parts / "0.parquet")
     pq.write_table(table.set_column(0, "uid", table["uid"].cast(pa.int64())), parts / "1.parquet")
     fails(files, tmp_path / "cache", "1.parquet", "'uid'", "UINTEGER")
-    fails(tmp_path / "nowhere", tmp_path / "cache", "nowhere", "does not exist")
+    fails(tmp_path / "nowhere", tmp_path / "cache", "nowhere", "does not exist", f"{fetch} --path {tmp_path}/nowhere")
+    shutil.rmtree(files / "flat")
+    fails(files, tmp_path / "cache", "multi_event.parquet does not exist", fetch)
 
 
 def test_negative_id_in_a_mapping(files, tmp_path):

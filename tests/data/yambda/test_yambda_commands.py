@@ -46,7 +46,7 @@ def test_prepare_verify_info_and_batches(files, capsys):
 def test_errors_are_one_line_and_status_two(tmp_path, capsys):
     assert main(["prepare", "--size", "50m", "--path", str(tmp_path / "none")]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: Yambda folder") and error.count("\n") == 1
+    assert error.startswith("error: Yambda: ") and error.count("\n") == 1
     assert main(["info", "--size", "50m", "--path", str(tmp_path)]) == 2
 
 
