@@ -152,9 +152,13 @@ def _bound_names() -> list[str]:
 
 
 def option_names() -> list[str]:
-    """Every name a binding may have."""
+    """Every name a binding may have; of the data sets' those of the chosen one first, since the others have no effect."""
     names = [f"{s}.{f.name}" for s, cls in sections.SECTIONS.items() for f in dataclasses.fields(cls)]
-    for factory in FACTORIES:
+    try:
+        chosen = gin.query_parameter("data.dataset")
+    except ValueError:  # not bound
+        chosen = sections.DataConfig().dataset
+    for factory in sorted(FACTORIES, key=lambda name: name != chosen):
         names += [f"{factory}.{parameter}" for parameter in parameters(factory)]
     return names
 

@@ -23,6 +23,14 @@ def refused(files, *bindings):
     return message
 
 
+@pytest.mark.parametrize("dataset", ["yambda", "events", "movielens_small", "synthetic_yambda"])
+def test_the_section_of_the_chosen_data_set_is_suggested_first(tmp_path, dataset):
+    path = tmp_path / "x.gin"
+    path.write_text(f"data.dataset = '{dataset}'\n")
+    assert f"did you mean {dataset}.history_length?" in refused([str(path)], "yambda_50m.history_length=3")
+    assert "did you mean synthetic_yambda.history_length?" in refused([], "yambda_50m.history_length=3")
+
+
 @pytest.mark.parametrize(
     "binding, wanted",
     [
