@@ -1,4 +1,5 @@
 # Sourced by the other scripts: makes .venv from the pinned requirements (only when they changed) and sets $PYTHON.
+# The package is importable from any folder once .venv is active.
 #
 # HSTU_ENV=cpu|gpu picks the requirement set (default: the one .venv has, else cpu); HSTU_PYTHON names the interpreter
 # that makes .venv.
@@ -53,6 +54,17 @@ make_env() {
   echo "$want" >"$VENV/.requirements"
 }
 
+link_package() {
+  # A path file instead of an install: it needs no build, and follows a repository that was moved. The scripts do not
+  # depend on it (they set PYTHONPATH), so an environment that cannot be written is no reason to stop.
+  local packages
+  for packages in "$VENV"/lib/python3.*/site-packages; do
+    [ "$(cat "$packages/generative_recommenders.pth" 2>/dev/null)" = "$REPO" ] && continue
+    { echo "$REPO" >"$packages/generative_recommenders.pth"; } 2>/dev/null ||
+      echo "warning: $packages cannot be written: outside $REPO, set PYTHONPATH=$REPO to import the package" >&2
+  done
+}
+
 HSTU_ENV="${HSTU_ENV:-$(made_for cpu)}"
 [ -f "$REPO/requirements/$HSTU_ENV.txt" ] || die "HSTU_ENV=$HSTU_ENV: expected cpu or gpu"
 
@@ -61,9 +73,11 @@ if command -v flock >/dev/null; then
   exec 9>"$REPO/.venv.lock"
   flock 9
   make_env
+  link_package
   exec 9>&-
 else
   make_env
+  link_package
 fi
 
 PYTHON="$VENV/bin/python"

@@ -152,7 +152,7 @@ def _bound_names() -> list[str]:
 
 
 def option_names() -> list[str]:
-    """Every name a binding may have; of the data sets' those of the chosen one first, since the others have no effect."""
+    """Every name a binding may have; of the data sets' those of the chosen one first: others have no effect."""
     names = [f"{s}.{f.name}" for s, cls in sections.SECTIONS.items() for f in dataclasses.fields(cls)]
     try:
         chosen = gin.query_parameter("data.dataset")
