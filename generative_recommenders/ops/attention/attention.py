@@ -95,7 +95,7 @@ def backend_checks(
 
 
 def _why_not_triton(rows: torch.Tensor, d_qk: int, d_v: int, dtype: torch.dtype) -> str | None:
-    reason = why_not_triton(rows)
+    reason = why_not_triton(rows, rows.new_empty(0, dtype=dtype))  # under autocast not the rows' own dtype
     if reason is None and dtype not in (torch.float32, torch.float16, torch.bfloat16):
         reason = f"dtype {dtype} has no kernel: use float32, float16 or bfloat16"
     if reason is None and max(d_qk, d_v) > MAX_HEAD_WIDTH:
@@ -155,8 +155,11 @@ def check_attention_inputs(q, k, v, seq_offsets, max_seq_len, num_targets, max_a
     if seq_offsets.dim() != 1 or seq_offsets.numel() < 1 or seq_offsets.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"seq_offsets must be int64 [B + 1]: got {seq_offsets.dtype} {tuple(seq_offsets.shape)}")
     batch = seq_offsets.numel() - 1
-    if num_targets is not None and tuple(num_targets.shape) != (batch,):
-        raise ValueError(f"num_targets must have one entry per sequence ({batch}): got {tuple(num_targets.shape)}")
+    if num_targets is not None:
+        if tuple(num_targets.shape) != (batch,):
+            raise ValueError(f"num_targets must have one entry per sequence ({batch}): got {tuple(num_targets.shape)}")
+        if num_targets.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"num_targets must be int64 [B]: got {num_targets.dtype}")
     for name, value in (
         ("max_seq_len", max_seq_len),
         ("max_attn_len", max_attn_len),

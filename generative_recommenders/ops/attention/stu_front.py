@@ -15,6 +15,7 @@ from generative_recommenders.ops.attention.attention import (
     make_row_call,
 )
 from generative_recommenders.ops.attention.uvqk import Projection, compute_dtype
+from generative_recommenders.ops.checks import vector
 from generative_recommenders.ops.dispatch import Backend, choose_backend
 
 
@@ -62,6 +63,8 @@ def hstu_preprocess_attention(
         raise ValueError(
             f"x must be [T, D] and uvqk_weight [D, {columns}]: got {tuple(x.shape)} and {tuple(uvqk_weight.shape)}"
         )
+    norm_weight, norm_bias = vector("norm_weight", norm_weight, x.shape[1]), vector("norm_bias", norm_bias, x.shape[1])
+    uvqk_bias = vector("uvqk_bias", uvqk_bias, columns)
     dtype = compute_dtype(x)
     if not torch.is_autocast_enabled(x.device.type) and x.dtype != uvqk_weight.dtype:
         raise ValueError(f"x is {x.dtype} and uvqk_weight {uvqk_weight.dtype}: cast one, or run under autocast")

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import torch
 
+from generative_recommenders.ops.checks import matrix
+
 
 @dataclasses.dataclass(frozen=True)
 class JoinedFeatures:
@@ -45,7 +47,17 @@ def join_features(
         others: ``[n, E]`` of features that are only passed on (they share the look-up's buffer and its gradient).
         dtype: of ``item`` and ``attributes``.
         fused: on kernels; ``why_not_fused`` tells. Else plain PyTorch.
+
+    Raises:
+        ValueError: features that do not have the same rows and width.
     """
+    width = history[0].shape[1]
+    for rows in history:
+        matrix("each feature of the history", rows, width, history[0].shape[0])
+    for rows in candidates:
+        matrix("each feature of the candidates", rows, width, candidates[0].shape[0])
+    for rows in others:
+        matrix("each other feature", rows, width)
     if not fused:
         # Cast first, so that no fp32 copy of all rows is made on the way.
         columns = [torch.cat([h.to(dtype), c.to(dtype)]) for h, c in zip(history, candidates, strict=True)]

@@ -11,6 +11,7 @@ import math
 
 import torch
 
+from generative_recommenders.ops.checks import matrix, vector
 from generative_recommenders.ops.lmsd.philox import keep_threshold
 
 Norm = tuple[torch.Tensor, torch.Tensor, float]
@@ -65,19 +66,37 @@ def encode_sequence(
 
     Returns:
         x ``[T, D]`` in ``call.dtype``. Ask ``why_not_fused`` first.
+
+    Raises:
+        ValueError: shapes that do not fit, or dropout without a seed.
     """
     if (attributes is None) != (attribute_norm is None):
         raise ValueError("give attributes and attribute_norm together, or neither")
-    count = content.shape[0] + (0 if context is None else context.shape[0])
-    for name in ("places", "positions", "times"):
-        if getattr(call, name).numel() != count:
-            raise ValueError(f"{name} has {getattr(call, name).numel()} entries but there are {count} rows")
-    weight, bias, eps = content_norm
-    a_weight, a_bias, a_eps = (None, None, 0.0) if attribute_norm is None else attribute_norm
+    events, width = content.shape
+    total = events + (0 if context is None else context.shape[0])
+    if call.dropout_ratio > 0 and not isinstance(call.seed, torch.Tensor):
+        raise ValueError(f"dropout_ratio={call.dropout_ratio} needs a seed, an int64 tensor [1]: got {call.seed!r}")
+    sizes = {"places": total, "patterns": events, "positions": total, "times": total}
+    call = dataclasses.replace(call, **{name: vector(name, getattr(call, name), size) for name, size in sizes.items()})
+    if attributes is not None:
+        matrix("attributes", attributes, width, events)
+    if context is not None:
+        matrix("context", context, width)
+    tables = {"action_table": action_table, "position_table": position_table, "time_table": time_table}
+    for name, table in tables.items():
+        matrix(name, table, width)
+    (weight, bias, eps), (a_weight, a_bias, a_eps) = _checked(content_norm, width), _checked(attribute_norm, width)
     return _Encode.apply(
         content, weight, bias, attributes, a_weight, a_bias, action_table, context, position_table, time_table,
         (eps, a_eps), call,
     )  # fmt: skip
+
+
+def _checked(norm: Norm | None, width: int) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
+    if norm is None:
+        return None, None, 0.0
+    weight, bias, eps = norm
+    return vector("a norm's weight", weight, width), vector("a norm's bias", bias, width), eps
 
 
 def _rows(tensor: torch.Tensor | None) -> torch.Tensor | None:

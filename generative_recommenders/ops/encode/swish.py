@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from generative_recommenders.ops.checks import vector
+
 
 def swish_layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
     """``x · sigmoid(LayerNorm(x) · weight + bias)`` over the last dimension; once differentiable.
@@ -16,6 +18,7 @@ def swish_layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, 
     Returns:
         The shape and dtype of x; what lies between is fp32. Ask ``why_not_fused`` first.
     """
+    weight, bias = vector("weight", weight, x.shape[-1]), vector("bias", bias, x.shape[-1])
     return _SwishLayerNorm.apply(x.reshape(-1, x.shape[-1]), weight, bias, eps).view(x.shape)
 
 

@@ -20,6 +20,7 @@ import torch
 
 from generative_recommenders.ops.attention.attention import backend_checks, make_row_call
 from generative_recommenders.ops.attention.uvqk import Projection, compute_dtype
+from generative_recommenders.ops.checks import vector
 from generative_recommenders.ops.dispatch import Backend, choose_backend
 from generative_recommenders.ops.lmsd import backends as lmsd_backends
 from generative_recommenders.ops.lmsd.contract import LmsdConfig
@@ -116,6 +117,10 @@ def hstu_layer(
     )  # fmt: skip
     front = Projection(num_heads, attn_dim, hidden_dim, eps, compute_dtype(x), call, recompute_normed_x, recompute_uvqk)
     plan = _Plan(front, LmsdConfig(dropout_ratio, True, True, True, eps=eps), seed, recompute_y)
+    norm_weight, norm_bias = vector("norm_weight", norm_weight, x.shape[1]), vector("norm_bias", norm_bias, x.shape[1])
+    uvqk_bias = vector("uvqk_bias", uvqk_bias, columns)
+    output_norm_weight = vector("output_norm_weight", output_norm_weight, num_heads * hidden_dim)
+    output_norm_bias = vector("output_norm_bias", output_norm_bias, num_heads * hidden_dim)
     parameters = (norm_weight, norm_bias, uvqk_weight, uvqk_bias, output_norm_weight, output_norm_bias, output_weight)
     return _FusedLayer.apply(x, *parameters, plan)
 

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from generative_recommenders.ops.attention import hstu_preprocess_attention
+from generative_recommenders.ops.dispatch import BackendUnavailable
 from tests.ops.attention.oracle import Case, Mask, attention_by_rows, targets_of
 
 HEADS, D_QK, D_V, WIDTH = 2, 16, 24, 40
@@ -95,3 +96,33 @@ def test_mixed_dtypes_need_autocast():
         hstu_preprocess_attention(
             inputs[0].half(), *inputs[1:3], 1e-6, *inputs[3:], HEADS, D_QK, D_V, torch.tensor([0, 4]), 4, 0.3, 7.0
         )
+
+
+def call_front(inputs, backend, rows):
+    offsets = torch.tensor([0, rows])
+    return hstu_preprocess_attention(
+        *inputs[:3], 1e-6, *inputs[3:], HEADS, D_QK, D_V, offsets, rows, 0.3, 7.0, backend=backend
+    )
+
+
+def test_strided_parameters_are_read_right():
+    inputs = [t.detach() for t in make_inputs(20, torch.float32)]
+    want = call_front(inputs, "TRITON", 20)
+    for number in (1, 2, 4):
+        inputs[number] = torch.stack([inputs[number], torch.full_like(inputs[number], 3)], dim=1)[:, 0]
+    for a, b in zip(call_front(inputs, "TRITON", 20), want, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("backend", ["TRITON", "PYTORCH"])
+@pytest.mark.parametrize("number, name", [(1, "norm_weight"), (2, "norm_bias"), (4, "uvqk_bias")])
+def test_parameters_of_the_wrong_size(number, name, backend):
+    inputs = make_inputs(20, torch.float32)
+    inputs[number] = inputs[number][:1]
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        call_front(inputs, backend, 20)
+
+
+def test_bfloat16_autocast_is_refused_by_the_interpreter():
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(BackendUnavailable, match="bfloat16"):
+        call_front(make_inputs(20, torch.float32), "TRITON", 20)

@@ -8,6 +8,8 @@ import sys
 import pytest
 import torch
 
+from generative_recommenders.ops import dispatch
+from generative_recommenders.ops.dispatch import BackendUnavailable
 from generative_recommenders.ops.encode import EncodeCall, encode_sequence, swish_layer_norm, why_not_fused
 from generative_recommenders.ops.lmsd import philox
 from tests.ops.encode import oracle
@@ -118,7 +120,7 @@ def test_dropout_drops_its_share_and_depends_on_the_seed():
 def test_wrong_counts_are_named():
     problem = oracle.make_problem(5, 2, 16, torch.float32)
     problem.times = problem.times[:-1]
-    with pytest.raises(ValueError, match="times has 6 entries but there are 7 rows"):
+    with pytest.raises(ValueError, match=r"times must be \[7\]: got \(6,\)"):
         run(problem)
 
 
@@ -160,6 +162,50 @@ def test_swish_norm_of_any_shape_and_layout():
     assert relative_error(got, swish(x.double(), weight.double(), bias.double())) < 3e-6
 
 
+def test_strided_vectors_are_read_right():
+    problem = oracle.make_problem(40, 5, 16, torch.float32)
+    want, _, grads = run(problem)
+    spread = lambda t: torch.stack([t, torch.full_like(t, 3)], dim=-1)[..., 0]  # noqa: E731
+    for name in ("weight", "bias", "a_weight", "a_bias"):
+        problem.leaves[name] = spread(problem.leaves[name].detach()).requires_grad_()
+    for name in ("places", "patterns", "positions", "times"):
+        setattr(problem, name, spread(getattr(problem, name)))
+    got, _, again = run(problem)
+    assert torch.equal(got, want) and all(torch.equal(again[name], grads[name]) for name in grads)
+    x, weight, bias = (problem.leaves[name] for name in ("content", "weight", "bias"))
+    plain = swish_layer_norm(x, weight.contiguous(), bias.contiguous(), oracle.EPS)
+    assert torch.equal(swish_layer_norm(x, weight, bias, oracle.EPS), plain)
+
+
+@pytest.mark.parametrize(
+    "name, change",
+    [
+        ("weight", lambda t: t[:8]), ("a_bias", lambda t: t[:8]), ("context", lambda t: t.repeat(1, 2)),
+        ("position", lambda t: t[:, :8]), ("time", lambda t: t.repeat(1, 2)), ("action", lambda t: t[0]),
+        ("attributes", lambda t: t[1:]), ("patterns", lambda t: t[1:]), ("places", lambda t: t[1:]),
+    ],
+)  # fmt: skip
+def test_shapes_that_do_not_fit(name, change):
+    problem = oracle.make_problem(40, 5, 16, torch.float32)
+    if name in problem.leaves:
+        problem.leaves[name] = change(problem.leaves[name])
+    else:
+        setattr(problem, name, change(getattr(problem, name)))
+    with pytest.raises(ValueError, match="must be"):
+        run(problem)
+
+
+def test_dropout_needs_a_seed():
+    problem = oracle.make_problem(4, 2, 16, torch.float32)
+    with pytest.raises(ValueError, match="needs a seed"):
+        p = problem.leaves
+        call = EncodeCall(
+            problem.places, problem.patterns, problem.positions, problem.times, problem.dtype, dropout_ratio=0.5
+        )
+        norm = (p["weight"], p["bias"], oracle.EPS)
+        encode_sequence(p["content"], norm, None, None, p["action"], p["context"], p["position"], p["time"], call)
+
+
 # ---- Choice ----
 
 
@@ -169,9 +215,14 @@ def test_what_has_no_kernel_is_said(monkeypatch):
     assert why_not_fused(rows, 16, backend="TRITON") is None
     assert "PYTORCH was chosen" in why_not_fused(rows, 16, backend="PYTORCH")
     assert "12 columns" in why_not_fused(rows, 16, 12, backend="TRITON")
-    assert "float64" in why_not_fused(rows.double(), 16, backend="TRITON")
+    with pytest.raises(BackendUnavailable, match="float64"):
+        why_not_fused(rows.double(), 16, backend="TRITON")
+    assert why_not_fused(rows.double(), 16) is not None
     monkeypatch.setenv("HSTU_ENCODE_BACKEND", "TRITON")
     assert why_not_fused(rows, 16) is None
+    monkeypatch.setattr(dispatch, "triton_interpreted", lambda: False)
+    with pytest.raises(BackendUnavailable, match="HSTU_ENCODE_BACKEND.*needs a GPU"):
+        why_not_fused(rows.cpu(), 16)
     monkeypatch.setenv("HSTU_ENCODE_BACKEND", "PYTORCH")
     assert "PYTORCH was chosen" in why_not_fused(rows, 16)
 

@@ -79,3 +79,16 @@ def test_join_at_size():
     global WIDTH
     WIDTH = 512
     check(*look_up("one", 3, 50_000, 1000, 1000), torch.bfloat16)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("history, candidates, others", [
+    ([(7, 8), (5, 8)], [(2, 8), (2, 8)], []),
+    ([(7, 8), (7, 16)], [(2, 8), (2, 8)], []),
+    ([(7, 8)], [(2, 16)], []),
+    ([(7, 8)], [(2, 8)], [(3, 4)]),
+])  # fmt: skip
+def test_features_that_do_not_fit(history, candidates, others, fused):
+    tensors = [[torch.zeros(shape, device=DEVICE) for shape in shapes] for shapes in (history, candidates, others)]
+    with pytest.raises(ValueError, match="feature.* must be"):
+        join_features(*tensors, torch.float32, fused)
