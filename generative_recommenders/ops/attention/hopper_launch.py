@@ -59,7 +59,9 @@ def why_not_hopper(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Atte
 
 
 def _fits_descriptor(rows: torch.Tensor) -> bool:
-    adjacent = rows.stride(2) == 1 and rows.stride(1) == rows.shape[2]
+    adjacent = (
+        rows.stride(2) == 1 and rows.stride(1) == rows.shape[2] and rows.stride(0) >= rows.shape[1] * rows.shape[2]
+    )
     return adjacent and rows.stride(0) % 8 == 0 and rows.data_ptr() % 16 == 0
 
 

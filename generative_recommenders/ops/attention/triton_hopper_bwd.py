@@ -162,6 +162,8 @@ def _consume_queries(
         k = k_s.index(buffer * 2 + WG)
         v = v_s.index(buffer * 2 + WG)
         mbarrier.wait(kv_full.index(buffer), (turn // BUFFERS) & 1)
+        # A skipped step breaks the turns of the two staging places: let the last tile's copies go first.
+        tma.store_wait(0)
         for _ in gl.static_range(WG):
             mbarrier.wait(q_full.index(step % STAGES), (step // STAGES) & 1)
             mbarrier.arrive(q_empty.index(step % STAGES))

@@ -91,6 +91,21 @@ def test_hopper_scratch_may_hold_anything(monkeypatch):
     check(case, "hopper")
 
 
+@pytest.mark.parametrize("variant", ["plain", None])
+def test_one_upstream_row_for_all(variant):
+    """A sum over rows hands down a gradient whose rows are one and the same memory."""
+    case = make_case([300, 1, 64], 2, 128, 128, torch.bfloat16, MASKS[1], device="cuda", seed=4)
+    row = torch.randn(2, 128, device="cuda", dtype=torch.bfloat16)
+    grads = []
+    for expanded in (True, False):
+        leaves = [t.detach().requires_grad_() for t in (case.q, case.k, case.v)]
+        with kernels.variant(variant):
+            out = hstu_mha(*leaves, case.offsets, case.longest, 0.1, 300.0, case.num_targets)
+            dout = row.expand_as(out)
+            grads.append(torch.autograd.grad(out, leaves, dout if expanded else dout.contiguous()))
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
 def test_hopper_chunks_do_not_change_a_bit(monkeypatch):
     case = make_case([1500, 3, 700, 64, 900], 4, 128, 128, torch.bfloat16, MASKS[2], device="cuda")
     hopper_or_skip(case)

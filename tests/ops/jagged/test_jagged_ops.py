@@ -124,9 +124,7 @@ def test_fbgemm_path_equals_plain_indexing():
     values, offsets = rows(12), offsets_of([5, 0, 7])
     got = jagged.jagged_to_padded_dense(values, offsets, 6, padding_value=-1.0)
     assert torch.equal(got, reference.jagged_to_padded_dense(values, offsets, 6, -1.0))
-    assert torch.equal(
-        jagged.dense_to_jagged(got, offsets, 12), reference.dense_to_jagged(got.detach(), offsets, 12)
-    )
+    assert torch.equal(jagged.dense_to_jagged(got, offsets, 12), reference.dense_to_jagged(got.detach(), offsets, 12))
 
 
 def test_neighbours_of_empty_sequences_are_untouched():
