@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import pathlib
 import sys
 
@@ -120,6 +121,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=8)
     steps = parser.parse_args().steps
+    logging.getLogger("torch.fx").setLevel(logging.ERROR)  # advice to its own developers
+    logging.getLogger("generative_recommenders").setLevel(logging.ERROR)  # what the gate logs is printed for each arm
     failed = False
     for arm in ARMS:
         model, losses, fill, executed = train(arm, steps)
