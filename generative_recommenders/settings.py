@@ -142,8 +142,13 @@ def get(name: str) -> object:
     return knob.parse(text)
 
 
-# Variables with the project's prefixes that its scripts and tests read.
-_READ_ELSEWHERE = ("HSTU_ENV", "HSTU_PYTHON", "HSTU_TEST_WORKERS", "HSTU_GOLDEN_DIR")
+# Variables with the project's prefixes that its scripts and tests read, and what they mean.
+_READ_ELSEWHERE = {
+    "HSTU_ENV": "`cpu` or `gpu`: which requirements `.venv` is made from (default: those it has, else `cpu`).",
+    "HSTU_PYTHON": "Interpreter that makes `.venv`, 3.11 or newer (default: the first found).",
+    "HSTU_TEST_WORKERS": "Processes that `scripts/test.sh` runs tests in (default 2; 0: in one).",
+    "HSTU_GOLDEN_DIR": "Golden files that the parity tests compare with; without them they are skipped.",
+}
 
 
 def strangers() -> list[str]:
@@ -242,6 +247,8 @@ def knob_page() -> str:
     for knob in knobs().values():
         default = "not set" if knob.default is None else str(int(knob.default) if knob.kind is bool else knob.default)
         lines.append(f"| `{knob.name}` | {knob.kind.__name__} | {default} | {knob.bounds()} | {knob.doc} |")
+    lines += ["", "The scripts and tests read these:", "", "| variable | meaning |", "|---|---|"]
+    lines += [f"| `{name}` | {meaning} |" for name, meaning in _READ_ELSEWHERE.items()]
     return "\n".join(lines)
 
 
