@@ -17,7 +17,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m generative_recommenders.data.synthetic", description=__doc__)
     parser.add_argument("--path", required=True, help="folder for the files")
     parser.add_argument("--size", default="50m", choices=SIZES, help="the name that the files go by (default 50m)")
-    parser.add_argument("--events", type=int, help="about so many events with Yambda's distributions")
+    parser.add_argument(
+        "--events",
+        type=int,
+        help="roughly so many, with Yambda's distributions: a user's are drawn, 4,520 on average, so a small number "
+        "may be missed widely; the number written is printed (default: a small data set of 100 users)",
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
 
