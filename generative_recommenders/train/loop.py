@@ -162,6 +162,21 @@ class Trainer:
             steps, done = steps - needed, 0
         return 0 if train.mode == "eval" else total
 
+    def evaluations_left(self) -> int:
+        """Evaluations still to come when the run ends by itself."""
+        if self.config.train.mode == "train":
+            return 0
+        samples, end, schedule = self.progress.samples, self.samples_at_end(), self.schedule
+        places, at = {end}, samples - self.progress.samples_in_phase
+        for phase in self.phases[self.progress.phase :]:
+            at += phase.num_samples
+            if phase.evaluate_after and at < end:
+                places.add(at)
+        if schedule.every:
+            point = schedule.first if samples < schedule.first else (samples // schedule.every + 1) * schedule.every
+            places.update(range(point, end, schedule.every))
+        return sum(place > samples for place in places)
+
     @torch.no_grad()
     def rehearse(self) -> None:
         """One batch through the model, so that what cannot work is said before the run begins; draws no numbers."""
@@ -225,7 +240,7 @@ class Trainer:
         loss, tokens = self.running.drain(self.world)
         seconds = self.reporter.lap()
         figures = {"loss": loss, "learning_rate": self.learning_rate, **self.meter.drain(seconds)}
-        self.reporter.training(self.progress, figures, tokens, seconds)
+        self.reporter.training(self.progress, figures, tokens, seconds, self.evaluations_left())
         self.progress.logged_step = self.progress.step
 
     def log_rest(self) -> None:
@@ -254,8 +269,10 @@ class Trainer:
 
         if not again:
             self.mlperf.eval_start(self.progress.samples)
+        began = time.monotonic()
         with self.reporter.watch.paused():
             results = evaluate(self.model, self.dataset, self.config.model.tasks, batch_size, self.world, after_batch)
+        self.reporter.evaluation_seconds = time.monotonic() - began
         main = results[self.config.model.tasks[0]]
         if not main.one_class:
             self.progress.best_auc = max(main.auc, self.progress.best_auc or 0.0)

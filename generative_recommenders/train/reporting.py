@@ -64,6 +64,7 @@ class Reporter:
         self.watch = Stopwatch()
         self._started = started  # of this process, by the monotonic clock
         self._in_all_before = 0.0
+        self.evaluation_seconds = 0.0  # of the last evaluation
         self._last = (0.0, 0)  # training seconds and samples at the last line of metrics
 
     def start(self, progress: Progress) -> None:
@@ -81,7 +82,9 @@ class Reporter:
         """Training seconds since the last line of metrics."""
         return max(self.watch.seconds - self._last[0], 1e-9)
 
-    def training(self, progress: Progress, figures: dict[str, float], tokens: float, seconds: float) -> None:
+    def training(
+        self, progress: Progress, figures: dict[str, float], tokens: float, seconds: float, evaluations_left: int
+    ) -> None:
         """A line of training metrics over the ``seconds`` since the last one, in which ``tokens`` rows passed."""
         rate = (progress.samples - self._last[1]) / seconds
         self._last = (self._last[0] + seconds, progress.samples)
@@ -94,10 +97,11 @@ class Reporter:
         if self._folder is not None:
             self._folder.add("train", progress.step, progress.samples, figures)
         if self._terminal is not None:
-            self._terminal.progress(progress.samples, self._line(progress, figures))
+            self._terminal.progress(progress.samples, self._line(progress, figures, evaluations_left))
 
-    def _line(self, progress: Progress, f: dict[str, float]) -> str:
+    def _line(self, progress: Progress, f: dict[str, float], evaluations_left: int) -> str:
         left = (self.total_samples - progress.samples) / max(f["samples_per_second"], 1e-9)
+        left += evaluations_left * self.evaluation_seconds
         shares = "  ".join(f"{label} {100 * f[name]:.0f} %" for name, label in SHARES.items() if name in f)
         return (
             f"step {progress.step:,}  loss {f['loss']:.4f}  {f['samples_per_second']:,.0f} samples/s  "

@@ -183,9 +183,10 @@ class _Attempt:
         train = sum(window.num_samples for window in dataset.windows)
         parameters = sum(p.numel() for p in trainer.optimizers.dense_parameters.values())
         rows = sum(dataset.schema.table_rows.values())
+        unused = dataset.cache.num_anchors - train - dataset.holdout.num_samples
         terminal.print(
             f"{dataset.name}: {train:,} training samples in {len(dataset.windows)} windows, "
-            f"{dataset.holdout.num_samples:,} in the hold-out"
+            f"{dataset.holdout.num_samples:,} in the hold-out" + (f", {unused:,} in neither" if unused else "")
         )
         terminal.print(f"model: {parameters:,} dense parameters, {rows:,} rows of embedding tables")
         terminal.print(f"{world.size} x {world.device.type}, run folder {self.folder.path}")

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,10 @@ import torch
 from generative_recommenders import settings
 from generative_recommenders.train import datasets, optimizers, run_folder, signals
 from generative_recommenders.train.__main__ import main
+from generative_recommenders.train.checkpoint import Progress
+from generative_recommenders.train.loop import Trainer
 from generative_recommenders.train.options_table import DATA_OPTIONS
+from generative_recommenders.train.reporting import Reporter
 from generative_recommenders.train.run_folder import Result
 
 LAUNCHER = pathlib.Path(__file__).with_name("launch_tiny.py")
@@ -189,6 +193,57 @@ def test_training_alone_does_not_evaluate(train):
     status, result, _ = train("train.mode='train'", "train.max_steps=3")
     assert status == 0
     assert result["auc"] == {} and result["samples"] == 48
+
+
+@pytest.mark.parametrize(
+    "bindings",
+    [
+        ["train.epochs=2", "train.eval_every_samples=40"],
+        ["train.mode=streaming-train-eval", "train.eval_every_windows=2"],
+        ["train.epochs=3", "train.eval_every_epochs=2", "train.max_steps=30"],
+        ["train.mode=train"],
+    ],
+)
+def test_the_evaluations_to_come_are_counted(train, tmp_path, monkeypatch, bindings):
+    counted, real = {}, Trainer.log
+
+    def log(self):
+        counted[self.progress.samples] = self.evaluations_left()
+        real(self)
+
+    monkeypatch.setattr(Trainer, "log", log)
+    assert train("train.log_every=1", *bindings)[0] == 0
+    evaluations = [row["samples"] for row in rows(tmp_path) if row["kind"] == "eval"]
+    assert counted == {samples: sum(later > samples for later in evaluations) for samples in counted}
+
+
+def test_the_time_left_counts_evaluations_at_what_the_last_one_took():
+    lines = []
+    terminal = types.SimpleNamespace(progress=lambda samples, line: lines.append(line))
+    reporter = Reporter(types.SimpleNamespace(size=1), None, terminal, started=0.0)
+    reporter.total_samples = 3000
+    for seconds in (0.0, 100.0):
+        reporter.evaluation_seconds = seconds
+        reporter.start(Progress())
+        reporter.training(Progress(samples=1000), {"loss": 1.0}, 1.0, seconds=10.0, evaluations_left=4)
+    assert [line.split("  ")[-1] for line in lines] == ["0:00:20 left", "0:07:00 left"]
+
+
+def test_every_sample_is_accounted_for_in_the_introduction(train, monkeypatch):
+    assert "tiny: 198 training samples in 3 windows, 66 in the hold-out\n" in train(name="all")[2].out
+    real = datasets.FACTORIES["tiny"]
+
+    def shortened(days: int = 4):
+        dataset = real(days=days)
+        del dataset.windows[0]
+        return dataset
+
+    monkeypatch.setitem(datasets.FACTORIES, "tiny", shortened)
+    out = train(name="fewer")[2].out
+    trained, unused = (
+        int(n) for n in re.search(r"tiny: (\d+) training .* 66 in the hold-out, (\d+) in neither", out).groups()
+    )
+    assert trained + unused == 198
 
 
 def test_streaming_evaluates_after_windows_and_ends_with_the_hold_out(train, tmp_path):
