@@ -19,6 +19,7 @@ h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.1rem; margin-t
 table { border-collapse: collapse; } td { padding: .25rem .8rem; border-bottom: 1px solid #dfe3ea; }
 td.n { text-align: right; font-variant-numeric: tabular-nums; }
 svg text { font: 11px system-ui, sans-serif; fill: #4a5568; }
+svg .label { paint-order: stroke; stroke: #fff; stroke-width: 4px; stroke-linejoin: round; }
 pre { background: #f5f7fa; padding: 1rem; overflow-x: auto; font-size: 12.5px; }
 """
 
@@ -35,6 +36,15 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [round(i * step, 12) for i in range(first, last + 1)]
 
 
+def tick_labels(ticks: Sequence[float]) -> list[str]:
+    """The ticks as text with one unit (k, M, G) and one number of decimals for all; 0 stays bare."""
+    largest = max(map(abs, ticks))
+    size, unit = next(((s, u) for s, u in ((1e9, " G"), (1e6, " M"), (1e3, " k")) if largest >= s), (1.0, ""))
+    scaled = [tick / size for tick in ticks]
+    decimals = next(d for d in range(13) if all(math.isclose(x, round(x, d), abs_tol=1e-12) for x in scaled))
+    return [f"{x:.{decimals}f}{unit}" if x else "0" for x in scaled]
+
+
 def curve(
     title: str, points: Sequence[tuple[float, float]], lines: Mapping[str, float] | None = None, x_name: str = "samples"
 ) -> str:
@@ -47,18 +57,18 @@ def curve(
     to_x = _scale(x_ticks[0], x_ticks[-1], LEFT, WIDTH - RIGHT)
     to_y = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img">']
-    for tick in y_ticks:
+    for tick, label in zip(y_ticks, tick_labels(y_ticks), strict=True):
         y = to_y(tick)
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e6e9ef"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
-    for tick in x_ticks:
-        parts.append(f'<text x="{to_x(tick):.1f}" y="{HEIGHT - 18}" text-anchor="middle">{_short(tick)}</text>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+    for tick, label in zip(x_ticks, tick_labels(x_ticks), strict=True):
+        parts.append(f'<text x="{to_x(tick):.1f}" y="{HEIGHT - 18}" text-anchor="middle">{label}</text>')
     parts.append(f'<text x="{(LEFT + WIDTH) / 2:.0f}" y="{HEIGHT - 3}" text-anchor="middle">{x_name}</text>')
     for name, value in lines.items():
         y = to_y(value)
         dashes = 'stroke="#c2772b" stroke-dasharray="5 4"'
         parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" {dashes}/>')
-        parts.append(f'<text x="{LEFT + 4}" y="{y - 4:.1f}">{html.escape(name)} {value:.4f}</text>')
+        parts.append(f'<text class="label" x="{LEFT + 4}" y="{y - 4:.1f}">{html.escape(name)} {value:.4f}</text>')
     path = " ".join(f"{to_x(x):.1f},{to_y(y):.1f}" for x, y in points)
     parts.append(f'<polyline points="{path}" fill="none" stroke="#2b6cb0" stroke-width="1.8"/>')
     if len(points) <= 40:
@@ -69,13 +79,6 @@ def curve(
 
 def _scale(low: float, high: float, start: float, end: float):
     return lambda value: start + (value - low) / (high - low) * (end - start)
-
-
-def _short(value: float) -> str:
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:g} {letter}"
-    return f"{value:g}"
 
 
 def _points(rows: Sequence[Mapping], kind: str, name: str) -> list[tuple[float, float]]:
@@ -110,7 +113,7 @@ def page(
     errors = dict.fromkeys(key for row in evaluations for key in row if key.endswith("/rmse"))
     curves += [curve(f"Hold-out RMSE, {key.removesuffix('/rmse')}", _points(metrics, "eval", key)) for key in errors]
     curves.append(curve("Samples per second", _points(metrics, "train", "samples_per_second")))
-    outcome = "finished" if result.status == "ok" else f"failed: {result.reason}"
+    outcome = result.status if result.reason is None else f"{result.status}: {result.reason}"
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{html.escape(name)}</title><style>{STYLE}</style></head><body>
 <h1>{html.escape(name)}</h1>
