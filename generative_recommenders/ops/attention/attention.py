@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Mapping
 
 import torch
@@ -52,6 +54,7 @@ def hstu_mha(
     Source: Zhai et al. 2024, "Actions speak louder than words: trillion-parameter sequential transducers".
     """
     check_attention_inputs(q, k, v, seq_offsets, max_seq_len, num_targets, max_attn_len, contextual_seq_len)
+    _check_numbers(alpha, attn_norm)
     if choose_backend("attention", backend, backend_checks(q, q.shape[2], v.shape[2], q.dtype)) is Backend.TRITON:
         call = make_call(
             q, seq_offsets, max_seq_len, alpha, attn_norm, num_targets, causal, max_attn_len, contextual_seq_len
@@ -139,6 +142,7 @@ def make_row_call(
     q = x[:, :1, None].expand(-1, heads, d_qk)
     v = x[:, :1, None].expand(-1, heads, d_v)
     check_attention_inputs(q, q, v, seq_offsets, max_seq_len, num_targets, max_attn_len, contextual_seq_len)
+    _check_numbers(alpha, attn_norm)
     return make_call(
         x, seq_offsets, max_seq_len, alpha, attn_norm, num_targets, causal, max_attn_len, contextual_seq_len
     )
@@ -148,6 +152,8 @@ def check_attention_inputs(q, k, v, seq_offsets, max_seq_len, num_targets, max_a
     """Raise ``ValueError`` naming the first argument that does not fit; reads values only of CPU tensors."""
     if q.dim() != 3 or q.shape != k.shape:
         raise ValueError(f"q and k must both be [T, H, d_qk]: got {tuple(q.shape)} and {tuple(k.shape)}")
+    if not q.is_floating_point():
+        raise ValueError(f"q, k and v must be floating point: got {q.dtype}")
     if v.dim() != 3 or v.shape[:2] != q.shape[:2]:
         raise ValueError(f"v must be [T, H, d_v] with T, H = {tuple(q.shape[:2])}: got {tuple(v.shape)}")
     if not (q.dtype == k.dtype == v.dtype):
@@ -165,10 +171,25 @@ def check_attention_inputs(q, k, v, seq_offsets, max_seq_len, num_targets, max_a
         ("max_attn_len", max_attn_len),
         ("contextual_seq_len", contextual_seq_len),
     ):
+        try:
+            operator.index(value)
+        except TypeError:
+            raise ValueError(f"{name}={value!r} must be a whole number") from None
         if value < 0:
             raise ValueError(f"{name}={value} must not be negative")
     if seq_offsets.device.type == "cpu":
         _check_offsets(seq_offsets, q.shape[0], max_seq_len)
+
+
+def _check_numbers(alpha: float, attn_norm: float | torch.Tensor) -> None:
+    """What is a number on the host must be one that scores can be multiplied with and divided by."""
+    if not math.isfinite(alpha):
+        raise ValueError(f"alpha={alpha} must be a finite number")
+    if isinstance(attn_norm, torch.Tensor):
+        if attn_norm.numel() != 1:
+            raise ValueError(f"attn_norm must be one number: got a tensor {tuple(attn_norm.shape)}")
+    elif not math.isfinite(attn_norm) or attn_norm == 0:
+        raise ValueError(f"attn_norm={attn_norm} must be a finite number other than 0: it divides")
 
 
 def _check_offsets(seq_offsets: torch.Tensor, rows: int, max_seq_len: int) -> None:

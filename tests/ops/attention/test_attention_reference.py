@@ -51,6 +51,13 @@ def test_empty_batches_have_zero_gradients(offsets):
         (dict(v=torch.zeros(4, 2, 8)), "v must be"),
         (dict(q=torch.zeros(5, 2, 4, dtype=torch.float64)), "dtype"),
         (dict(max_attn_len=-1), "max_attn_len=-1"),
+        (dict(max_attn_len=2.5), "max_attn_len=2.5 must be a whole number"),
+        (dict(max_seq_len="5"), "max_seq_len='5' must be a whole number"),
+        (dict(num_targets=torch.ones(1)), "num_targets must be int64"),
+        (dict(attn_norm=0.0), "attn_norm=0.0"),
+        (dict(attn_norm=torch.ones(2)), "attn_norm must be one number"),
+        (dict(alpha=float("nan")), "alpha=nan"),
+        (dict(q=torch.zeros(5, 2, 4).int(), k=torch.zeros(5, 2, 4).int(), v=torch.zeros(5, 2, 8).int()), "floating"),
         (dict(backend="CUDNN"), "CUDNN"),
     ],
 )
