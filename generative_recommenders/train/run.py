@@ -118,7 +118,7 @@ class _Attempt:
         with signals.deadly():  # waits for the other processes, who may never come
             self.world = join(device)
         self.folder = open_folder(self.arguments, self.world)
-        if self.is_main:
+        if self.is_main and not self.arguments.resume:
             self.folder.write_result(self.result)
         with build.backend_fallback(self.config):
             self._work(signals)
@@ -169,6 +169,7 @@ class _Attempt:
         self.began = True
         if self.is_main:
             self.terminal = terminal
+            self.folder.write_result(self.result)  # only now in place of what a resumed run had reached
             terminal.start(reporter.total_samples)
             folder.start(config.to_gin(), trainer.progress if self.arguments.resume else None)
             self._introduce(dataset, trainer, found)
@@ -261,6 +262,9 @@ class _Attempt:
         self.result.seconds = self.seconds
         if self.folder is None:
             self._leave_a_note()
+            return
+        if self.arguments.resume and not self.began:
+            self.folder.release()  # nothing was done: what the run had reached stays
             return
         if self.terminal is None and self.arguments.run_name is None and not self.kept_traceback:
             self.folder.discard()  # nobody asked for this name, and the run never began

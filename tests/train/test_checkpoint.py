@@ -380,6 +380,21 @@ def test_a_damaged_checkpoint_is_one_line_that_names_it(saved_run, tmp_path, cap
     assert error.count("\n") == 1 and "step_00000002" in error and len(error) < 900
 
 
+@pytest.mark.parametrize("why", ["configuration", "damage"])
+def test_a_refused_resume_leaves_the_result_alone(saved_run, tmp_path, capfd, why):
+    shutil.copytree(saved_run / "runs", tmp_path / "runs")
+    before = (tmp_path / "runs/x/result.json").read_text()
+    assert json.loads(before)["status"] == "ok"
+    arguments = ["--config", str(saved_run / "small.gin"), "--runs-dir", str(tmp_path / "runs"), "--run-name", "x"]
+    if why == "damage":
+        damage("truncated", tmp_path / "runs/x/checkpoints/step_00000002")
+    more = ["--bind", "model.hstu_num_layers=3"] if why == "configuration" else []
+    assert main([*arguments, "--resume", *more]) == 2
+    assert (tmp_path / "runs/x/result.json").read_text() == before
+    if why == "configuration":
+        assert main([*arguments, "--resume"]) == 0  # nobody holds the folder
+
+
 def test_a_run_is_not_resumed_in_a_mode_that_counts_otherwise(saved_run, tmp_path, capfd):
     shutil.copytree(saved_run / "runs", tmp_path / "runs")
     arguments = ["--config", str(saved_run / "small.gin"), "--runs-dir", str(tmp_path / "runs"), "--run-name", "x"]
