@@ -10,6 +10,7 @@ import triton
 
 from generative_recommenders.ops.attention.call import AttentionCall
 from generative_recommenders.ops.dispatch import triton_interpreted
+from generative_recommenders.ops.launching import multiprocessors
 
 HEAD_WIDTHS = (64, 128)
 FORWARD_ROWS = 192
@@ -102,10 +103,6 @@ def _constants(call: AttentionCall, q: torch.Tensor) -> dict:
     )
 
 
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def launch_forward(q, k, v, out, call: AttentionCall) -> None:
     """Write the attention of q, k, v into ``out`` [T, H, d]; see ``why_not_hopper`` for what is served."""
     from generative_recommenders.ops.attention.triton_hopper_fwd import hopper_forward
@@ -115,7 +112,7 @@ def launch_forward(q, k, v, out, call: AttentionCall) -> None:
     norm, alpha, blocks = _scalars(call, FORWARD_ROWS)
     tiles = blocks * q.shape[1] * call.batch
     counter = torch.zeros(1, dtype=torch.int32, device=q.device)  # programs draw their tiles from it
-    hopper_forward[(min(_processors(q.device), tiles),)](
+    hopper_forward[(min(multiprocessors(q.device), tiles),)](
         _descriptor(q), _descriptor(k), _descriptor(v), out, *_masks(call), counter, norm, alpha, blocks, tiles,
         out_stride=out.stride(0), out_head=out.stride(1), WARPGROUPS=FORWARD_ROWS // 64, **FORWARD_DEPTH,
         **_constants(call, q),
@@ -173,7 +170,7 @@ def launch_backward(dout, q, k, v, dq, dk, dv, call: AttentionCall) -> None:
     rows = [_descriptor(tensor) for tensor in (q, k, v, dout)]
     slopes = _flat_descriptor(q.new_empty(plan.tiles * 64, 64), 64)
     counters = torch.zeros(plan.chunks, 2, dtype=torch.int32, device=q.device)
-    grid, constants = (_processors(q.device),), _constants(call, q)
+    grid, constants = (multiprocessors(q.device),), _constants(call, q)
     for chunk in range(plan.chunks):
         where = *_masks(call), plan.first_tile, plan.first_sequence[chunk:]
         hopper_backward_kv[grid](

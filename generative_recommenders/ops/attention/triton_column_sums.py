@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from generative_recommenders.ops.launching import multiprocessors
+
 
 @triton.jit(do_not_specialize=("rows", "tiles"))
 def column_sums(
@@ -28,7 +30,7 @@ def column_sums(
 
 
 def _programs(device: torch.device) -> int:
-    return 16 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+    return 16 * multiprocessors(device) if device.type == "cuda" else 2
 
 
 def sum_columns(source: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from generative_recommenders.ops.launching import launch_options, multiprocessors
+
 
 @triton.jit(do_not_specialize=("rows",))
 def layer_norm_forward(
@@ -88,8 +90,7 @@ class BackwardLaunch:
 
     def options(self) -> dict[str, int]:
         """Launch options beside the kernel's arguments."""
-        capped = {} if torch.version.hip is not None else {"maxnreg": self.registers}  # a CUDA-only option
-        return {"num_warps": self.warps, **capped}
+        return launch_options(self.warps, self.registers)
 
 
 def backward_launch(block: int) -> BackwardLaunch:
@@ -133,7 +134,7 @@ def normalize_backward(x, d_normed, weight, mean, rstd, residual=None):
     block = triton.next_power_of_2(width)
     launch, programs = backward_launch(block), 2
     if x.device.type == "cuda":
-        programs = launch.programs * torch.cuda.get_device_properties(x.device).multi_processor_count
+        programs = launch.programs * multiprocessors(x.device)
     else:
         launch = dataclasses.replace(launch, rows=32)
     tiles = triton.cdiv(rows, launch.rows)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import torch
 import triton
+
+from generative_recommenders.ops.launching import launch_options, multiprocessors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +30,7 @@ class RowLaunch:
 
     def options(self) -> dict[str, int]:
         """Launch options beside the kernel's arguments."""
-        capped = {} if torch.version.hip is not None else {"maxnreg": self.registers}  # a CUDA-only option
-        return {"num_warps": self.warps, **capped}
+        return launch_options(self.warps, self.registers)
 
     def grid(self, rows: int, device: torch.device) -> tuple[int]:
         """Programs for so many rows: never more than there are tiles."""
@@ -55,9 +55,3 @@ def row_launch(width: int, device: torch.device, resident: int | None = None, re
     warps = min(16, max(1, block // 512))
     programs = max(1, (256 if resident is None else resident) // warps)
     return RowLaunch(block, max(1, 512 // block), warps, programs, min(registers, 2048 // warps))
-
-
-@functools.cache
-def multiprocessors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; 1 stands for the interpreter's CPU."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -7,9 +7,10 @@ doing. The rule's constants come from ``benchmarks/lmsd.py --sweep``.
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import torch
+
+from generative_recommenders.ops.launching import launch_options, multiprocessors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +33,7 @@ class LaunchConfig:
 
     def options(self) -> dict[str, int]:
         """The launch options that Triton takes beside the kernel's arguments."""
-        options = {"num_warps": self.warps}
-        if self.max_registers is not None and torch.version.hip is None:  # a CUDA-only option
-            options["maxnreg"] = self.max_registers
-        return options
+        return launch_options(self.warps, self.max_registers)
 
 
 MAX_WARPS = 16
@@ -74,12 +72,6 @@ def choose_launch(block: int, dtype: torch.dtype, backward: bool, dropout: bool)
 def interpreter_launch(block: int, vector: int) -> LaunchConfig:
     """Many units per program: the interpreter pays per program and per operation, not per element."""
     return LaunchConfig(units=max(1, 16384 // block), warps=1, vector=vector, programs_per_sm=2)
-
-
-@functools.cache
-def multiprocessors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; 1 stands for the interpreter's CPU."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def grid_size(config: LaunchConfig, total: int, device: torch.device) -> int:

@@ -11,30 +11,23 @@ import pytest
 from generative_recommenders.data.prepare import prepare, verify
 from generative_recommenders.data.synthetic import SyntheticSpec, generate
 from generative_recommenders.data.yambda.files import yambda_source
+from tests.data.killing import COUNTED
 
 #: Prepares in many small passes; with a count, kills itself just before that file operation.
-CHILD = """
-import os, signal, sys
+CHILD = (
+    COUNTED
+    + """
+import sys
 from generative_recommenders.data.prepare import Limits, columns, prepare
 from generative_recommenders.data.yambda.files import yambda_source
 
 folder, cache, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
-done = 0
-
-def counted(function):
-    def wrapper(*arguments, **options):
-        global done
-        done += 1
-        if done == count:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments, **options)
-    return wrapper
-
 os.replace, os.fsync, os.unlink = counted(os.replace), counted(os.fsync), counted(os.unlink)
 columns.ColumnWriter.append = counted(columns.ColumnWriter.append)
 prepare(yambda_source(folder, "50m"), cache, min_history=5, limits=Limits(2**30, 1), events_per_pass=9_000)
 print(done)
 """
+)
 
 
 @pytest.fixture(scope="module")

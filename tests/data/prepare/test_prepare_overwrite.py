@@ -13,26 +13,18 @@ from generative_recommenders.data.prepare import prepare, replace, verify
 from generative_recommenders.data.synthetic import SyntheticSpec, generate
 from generative_recommenders.data.yambda.files import yambda_source
 from generative_recommenders.errors import UserError
+from tests.data.killing import COUNTED
 from tests.data.prepare_oracle import random_rows, write_yambda
 
 #: Replaces a cache; with a count, kills itself just before that file operation. ``plain``: no exchange in one step.
-CHILD = """
-import os, signal, sys
+CHILD = (
+    COUNTED
+    + """
+import sys
 from generative_recommenders.data.prepare import columns, prepare, replace
 from generative_recommenders.data.yambda.files import yambda_source
 
 folder, cache, count, plain = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "plain"
-done = 0
-
-def counted(function):
-    def wrapper(*arguments, **options):
-        global done
-        done += 1
-        if done == count:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments, **options)
-    return wrapper
-
 for name in ("replace", "rename", "fsync", "unlink", "rmdir"):
     setattr(os, name, counted(getattr(os, name)))
 replace._exchange = counted((lambda one, other: False) if plain else replace._exchange)
@@ -40,6 +32,7 @@ columns.ColumnWriter.append = counted(columns.ColumnWriter.append)
 prepare(yambda_source(folder, "50m"), cache, min_history=7, overwrite=True)
 print(done)
 """
+)
 
 
 def child(files, cache, count, way):

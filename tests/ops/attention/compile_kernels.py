@@ -7,11 +7,7 @@ shared memory than the architecture has.
 
 from __future__ import annotations
 
-import pathlib
-import re
-import subprocess
 import sys
-import tempfile
 
 import torch
 import triton
@@ -19,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from generative_recommenders.ops.attention import configs, triton_bwd, triton_column_sums, triton_fwd, triton_layer_norm
+from tests.ops.cubin import resources
 
 SHARED_LIMIT = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -90,17 +87,6 @@ def layer_norm_sources(kind: str):
     )
     for fn, constants, options in kernels:
         yield fn.__name__, _source(fn, constants, kind), options
-
-
-def resources(cubin: bytes) -> tuple[int, int]:
-    """Registers per thread and stack bytes (spills) of a compiled kernel."""
-    tool = next(pathlib.Path(triton.__file__).parent.rglob("cuobjdump"))
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        text = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    return int(found[1]), int(found[2])
 
 
 def compile_one(label: str, source, arch: int, **options) -> bool:

@@ -7,11 +7,7 @@ fails or spills more than a few registers.
 
 from __future__ import annotations
 
-import pathlib
-import re
-import subprocess
 import sys
-import tempfile
 
 import torch
 import triton
@@ -21,6 +17,7 @@ from triton.compiler import ASTSource
 from generative_recommenders.ops.encode import triton_copy, triton_encode, triton_swish, triton_table_sums
 from generative_recommenders.ops.encode.launch import row_launch
 from generative_recommenders.ops.encode.sequence import BACKWARD_LAUNCH
+from tests.ops.cubin import resources
 
 ROWS = ("C", "A", "X", "Y", "DX", "DY", "DC", "DA", "Action", "Source")  # tensors in the dtype of the rows
 INT64 = ("Place", "Pattern", "PositionIndex", "TimeIndex", "Seed", "Rows", "Entry", "Bounds", "FirstPiece")
@@ -76,17 +73,6 @@ def cases(kind: str, width: int):
     yield "entry_sums", source_of(triton_table_sums.entry_sums, kind, entries), dict(num_warps=4)
     copy = shape | dict(ROWS=max(1, 4096 // ahead.block))
     yield "copy_rows", source_of(triton_copy.copy_rows_kernel, kind, copy), dict(num_warps=4)
-
-
-def resources(cubin: bytes) -> tuple[int, int]:
-    """Registers per thread and stack bytes (spills) of a compiled kernel."""
-    tool = next(pathlib.Path(triton.__file__).parent.rglob("cuobjdump"))
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        text = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    return int(found[1]), int(found[2])
 
 
 def main(arguments: list[str]) -> int:
