@@ -23,22 +23,12 @@ from generative_recommenders.data.prepare.source import (
     time_checks,
 )
 from generative_recommenders.data.prepare.tables import INTEGER_TYPES, Table, open_table
-from generative_recommenders.data.schema import (
-    ACTION_TIMESTAMP,
-    ACTION_WEIGHT,
-    CANDIDATE_ACTION_WEIGHT,
-    CROSS_JOINT,
-    LISTEN_PLUS,
-    QUERY_TIME,
-    SKIP,
-)
+from generative_recommenders.data.schema import LISTEN_PLUS, NAME_RULE, SKIP, impossible_name
 from generative_recommenders.errors import UserError
 
 ID_TYPES = (*INTEGER_TYPES, "VARCHAR")
 NUMBER_TYPES = (*INTEGER_TYPES, "DOUBLE", "FLOAT", "DECIMAL")
 TIME_TYPES = (*INTEGER_TYPES, "VARCHAR", "TIMESTAMP", "DATE")
-#: Names of a batch that no attribute and no context column can have; ``id`` would be the candidate's item_candidate_id.
-TAKEN = ("uid", "item_id", "id", ACTION_WEIGHT, ACTION_TIMESTAMP, QUERY_TIME, CANDIDATE_ACTION_WEIGHT)
 ROLES = ("user", "item", "time", "action", "label", "organic")
 
 
@@ -112,6 +102,7 @@ def events_source(
         ratio="0",
         bits=bits,
         user_column=columns.user,
+        time_column=columns.time,
         outcome=repr(columns.action if columns.label is None else columns.label),
         context={column: name(column) for column in context},
         attributes=tables,
@@ -138,13 +129,9 @@ def _used(columns: EventColumns, context: Sequence[str]) -> dict[str, tuple[str,
 
 
 def _check_names(columns: EventColumns, attributes: Sequence[str], context: Sequence[str]) -> None:
-    """Names of features: not taken, different, no cross's name, fit for a file name, and no outcome among them."""
-    for column in (*attributes, *context):
-        if column in TAKEN or CROSS_JOINT in column or "/" in column or [*attributes, *context].count(column) > 1:
-            raise UserError(
-                f"feature name {column!r} is not possible: rename the column (names must differ, hold no '/' and no "
-                f"'_x_', and not be one of {', '.join(TAKEN)})"
-            )
+    """Names of features must be possible, and no outcome among them."""
+    if (column := impossible_name([*attributes, *context])) is not None:
+        raise UserError(f"feature name {column!r} is not possible: rename the column ({NAME_RULE})")
     for column in context:
         if column in (columns.action, columns.label):
             raise UserError(f"context column {column!r} is the outcome itself: leave it out, a sample must not know it")

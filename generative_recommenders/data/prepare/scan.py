@@ -15,7 +15,7 @@ from generative_recommenders.data.prepare.columns import write_column
 from generative_recommenders.data.prepare.engine import name, quoted
 from generative_recommenders.data.prepare.job import Job
 from generative_recommenders.data.prepare.progress import Progress
-from generative_recommenders.data.prepare.source import AttributeFile, Check, Source
+from generative_recommenders.data.prepare.source import AttributeFile, Check, Source, refuse_dates_as_seconds
 from generative_recommenders.data.prepare.tables import Table
 from generative_recommenders.errors import UserError
 
@@ -66,6 +66,7 @@ def _count(source: Source, connection: duckdb.DuckDBPyConnection) -> dict:
             "positive or negative outcome, so there is nothing to learn from: name the column of the outcome"
         )
     times = connection.execute(f"SELECT min({source.time}), max({source.time}) FROM {source.relation}").fetchall()[0]
+    refuse_dates_as_seconds(connection, source, *times)
     return {"events": events, "time": [int(time) for time in times], "counters": counters, "vocab": {}}
 
 

@@ -6,6 +6,8 @@ import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 
+import duckdb
+
 from generative_recommenders.data.prepare.engine import name
 from generative_recommenders.data.prepare.tables import INTEGER_TYPES, Table
 from generative_recommenders.errors import UserError
@@ -63,8 +65,8 @@ class Source:
     ``user``, ``item``, ``context[...]``: ids, integers or text (``item`` and context may be null). ``time``: seconds.
     ``kind``: u8, the event type's place in the content order. ``organic``: 0 or 1. ``ratio``: 0 for null, else the
     played ratio plus 1. ``bits``: 1, 2, 4 or 0. ``user_column`` is the raw column behind ``user``, for skipping parts
-    of the files. ``checks`` must hold; ``counters`` count rows that are allowed but worth knowing. ``outcome`` names
-    the column that decides which events are positive and negative.
+    of the files; ``time_column`` and ``outcome`` name those behind ``time`` and ``bits``, for messages. ``checks`` must
+    hold; ``counters`` count rows that are allowed but worth knowing.
     """
 
     title: str
@@ -77,6 +79,7 @@ class Source:
     ratio: str
     bits: str
     user_column: str
+    time_column: str
     outcome: str
     context: Mapping[str, str] = dataclasses.field(default_factory=dict)
     attributes: Mapping[str, AttributeFile] = dataclasses.field(default_factory=dict)
@@ -141,3 +144,15 @@ def time_checks(column: str, expression: str) -> list[Check]:
             "(milliseconds? divide by 1000)",
         ),
     ]
+
+
+def refuse_dates_as_seconds(connection: duckdb.DuckDBPyConnection, source: Source, first: int, last: int) -> None:
+    """``UserError`` if every time is a number such as 20250401: days of years 1900 to 2100, not seconds."""
+    if not 19000101 <= first <= last <= 21001231:
+        return
+    other = f"try_strptime(({source.time})::VARCHAR, '%Y%m%d') IS NULL"
+    if connection.execute(f"SELECT 1 FROM {source.relation} WHERE {other} LIMIT 1").fetchone() is None:
+        raise UserError(
+            f"{source.table.what} {source.files[0]}: column {source.time_column!r} runs from {first} to {last}, all of "
+            "them dates written as numbers, not seconds: say so with --time-format %Y%m%d"
+        )

@@ -60,6 +60,7 @@ def yambda_source(path: str | pathlib.Path, size: str) -> Source:
         bits="CASE event_type::VARCHAR WHEN 'like' THEN 2 WHEN 'listen' THEN "
         "CASE WHEN played_ratio_pct >= 50 THEN 1 WHEN played_ratio_pct < 50 THEN 4 ELSE 0 END ELSE 0 END",
         user_column="uid",
+        time_column="timestamp",
         outcome="event_type and played_ratio_pct",
         attributes=attributes,
         checks=_checks(table.types),

@@ -41,8 +41,8 @@ def refused(folder, *words, time_format=None):
 def test_years_of_two_digits_may_stand_in_front(tmp_path):
     write(tmp_path / "days", "a", ["01/04/25"])
     refused(tmp_path / "days", "2001-04-25 00:00:00 (year", "2025-04-01 00:00:00 (day", "2025-01-04 00:00:00 (month")
-    write(tmp_path / "days", "b", ["25/04/13"])
-    assert read(tmp_path / "days") == seconds(datetime.datetime(2001, 4, 25), datetime.datetime(2025, 4, 13))
+    write(tmp_path / "days", "b", ["32/04/13"])
+    assert read(tmp_path / "days") == seconds(datetime.datetime(2001, 4, 25), datetime.datetime(2032, 4, 13))
 
 
 def seconds(*moments):
@@ -168,6 +168,13 @@ def test_numbers_can_have_a_format(tmp_path, suffix):
     (tmp_path / "days" / f"a.{suffix}").unlink()
     table.write_parquet(tmp_path / "days" / "a.parquet")
     assert read(tmp_path / "days", "%Y%m%d") == want
+
+
+def test_dates_that_are_numbers_are_not_taken_for_seconds(tmp_path):
+    write(tmp_path / "days", "a", ["20250401", "20250402"])
+    refused(tmp_path / "days", "'when' runs from 20250401 to 20250402", "--time-format %Y%m%d")
+    write(tmp_path / "days", "a", ["20250401", "20250432"])  # no such day: a clock that counts seconds from its start
+    assert read(tmp_path / "days") == [20250401, 20250432]
 
 
 def test_timestamps_need_no_format(tmp_path):
