@@ -26,6 +26,7 @@ import numpy as np
 
 from generative_recommenders.data.schema import LISTEN_PLUS, SKIP
 from generative_recommenders.errors import UserError
+from generative_recommenders.paths import user_path
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -132,7 +133,7 @@ class EventCache:
     @classmethod
     def open(cls, path: str | pathlib.Path) -> EventCache:
         """Map a prepared cache. ``UserError`` if it is absent, incomplete, of another version or of the wrong size."""
-        folder = pathlib.Path(path)
+        folder = user_path(path)
         manifest = read_manifest(folder)
         columns = {name: _map_column(folder, name, entry) for name, entry in manifest["columns"].items()}
         missing = [name for name in COLUMN_TYPES if name not in columns]

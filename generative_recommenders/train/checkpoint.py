@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from generative_recommenders.errors import UserError
 from generative_recommenders.modules.dlrm_hstu import DlrmHSTU
+from generative_recommenders.paths import user_path
 from generative_recommenders.train import randomness
 from generative_recommenders.train.distributed import World
 from generative_recommenders.train.gin_files import FREE_ON_RESUME, RunConfig
@@ -72,7 +73,7 @@ def newest(folder: pathlib.Path) -> pathlib.Path | None:
 
 def resolve(path: str) -> pathlib.Path:
     """A checkpoint folder, or the newest one of a run folder. Raises ``UserError`` where there is none."""
-    given = pathlib.Path(path)
+    given = user_path(path)
     if (given / "meta.json").is_file():
         return given
     found = newest(given / "checkpoints") or newest(given)

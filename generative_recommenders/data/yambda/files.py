@@ -17,6 +17,7 @@ from generative_recommenders.data.prepare.source import (
 from generative_recommenders.data.prepare.tables import INTEGER_TYPES, open_table
 from generative_recommenders.data.yambda.layout import EVENT_TYPES, MAPPINGS, events_path
 from generative_recommenders.errors import UserError
+from generative_recommenders.paths import user_path
 
 #: The event files' columns that are read, and the types that they may have.
 COLUMNS = dict.fromkeys(("uid", "timestamp", "item_id", "played_ratio_pct"), INTEGER_TYPES) | {
@@ -29,9 +30,9 @@ def yambda_source(path: str | pathlib.Path, size: str) -> Source:
     """Describe the files under ``path`` for ``prepare``; ``UserError`` for missing files, columns or wrong types."""
     fetch = f"python -m generative_recommenders.data.yambda download --size {size} --path {path}"
     for file in (
-        pathlib.Path(path),
+        user_path(path),
         events_path(path, size),
-        *(pathlib.Path(path) / file for file in MAPPINGS.values()),
+        *(user_path(path) / file for file in MAPPINGS.values()),
     ):
         if not file.exists():
             raise UserError(f"Yambda: {file} does not exist: correct --path, or fetch the files first ({fetch})")
@@ -41,7 +42,7 @@ def yambda_source(path: str | pathlib.Path, size: str) -> Source:
         table = open_table(connection, events, "Yambda events", COLUMNS)
         attributes = {}
         for attribute, file in MAPPINGS.items():
-            files = find_files(pathlib.Path(path) / file, "Yambda mapping")
+            files = find_files(user_path(path) / file, "Yambda mapping")
             used = dict.fromkeys(("item_id", attribute), INTEGER_TYPES)
             mapping = open_table(connection, files, "Yambda mapping", used)
             checks = [check for column in used for check in id_checks(column, mapping.types[column], null_allowed=True)]

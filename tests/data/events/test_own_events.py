@@ -194,8 +194,9 @@ def test_worked_example_of_the_documentation(tmp_path):
 @pytest.mark.parametrize(
     "context",
     [
-        ["uid"], ["item_id"], ["id"], ["action_weight"], ["a_x_b"], ["p/q"], ["a", "a"], [""], ["Genre", "genre"], ["UID"],
-        ["item_candidate_genre"], ["item_candidate_id"], ["x" * 201], ["é" * 101], ["a\nb"], ["a\0"], ["é", "e\u0301"],
+        ["uid"], ["item_id"], ["id"], ["action_weight"], ["a_x_b"], ["p/q"], ["a", "a"], [""], ["Genre", "genre"],
+        ["UID"], ["item_candidate_genre"], ["item_candidate_id"], ["x" * 201],
+        ["é" * 101], ["a\nb"], ["a\0"], ["é", "e\u0301"],
     ],
 )  # fmt: skip
 def test_names_that_cannot_be_features_are_refused(context):
