@@ -110,6 +110,8 @@ class EventCache:
     def time_range(self) -> tuple[int, int]:
         """Smallest and largest anchor time; ``UserError`` if there is no anchor."""
         if not self.num_anchors:
+            if not np.isin(self.bits, (LISTEN_PLUS, SKIP)).any():
+                raise UserError(f"{self.name} has no sample: none of its events has a positive or negative outcome")
             raise UserError(f"{self.name} has no sample: no listen has min_history={self.min_history} earlier events")
         return self._time_of_anchor(0), self._time_of_anchor(self.num_anchors - 1)
 

@@ -23,6 +23,7 @@ OPTION = "--time-format (time_format in Python)"
 #: More shapes than dates of one kind can have: fractions, offsets and numbers without leading zeros.
 _MOST_SHAPES = 500
 _DATE = re.compile(r" *(9{1,4})([-/.])(9{1,2})\2(9{1,4})(?:[T ](.*))?")
+_PLAIN = "[0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}([T ][0-9:.]*)?"
 _CLOCK = re.compile(r"9{1,2}:99(:99(\.9{1,9})?)?( ?[AaPp][Mm])?( ?(?:[Zz]|[+-]99(?::?99)?))?")
 _ISO_ZONE = re.compile(r":.*[-+A-Za-z]")
 
@@ -47,6 +48,8 @@ def given_reading(column: str, time_format: str) -> Reading:
 
 def find_reading(connection: duckdb.DuckDBPyConnection, table: Table, column: str) -> Reading:
     """The one reading of a text column; ``UserError`` if there is none, or several that differ."""
+    if _all_plain(connection, table, column):
+        return Reading("an ISO date", seconds(f"TRY_CAST({name(column)} AS TIMESTAMP)"))
     shapes = _shapes(connection, table, column)
     iso = [shape for shape in shapes if _is_iso(shape)]
     if len(iso) == len(shapes):
@@ -67,6 +70,13 @@ def find_reading(connection: duckdb.DuckDBPyConnection, table: Table, column: st
     if pairs and (place := table.locate(" OR ".join(pairs), name(column))):
         raise _ambiguous(connection, table, column, place, fitting)
     return fitting[0]
+
+
+def _all_plain(connection: duckdb.DuckDBPyConnection, table: Table, column: str) -> bool:
+    """Whether all values are ISO dates without a zone: by far the most, and cheaper to tell than shapes."""
+    other = f"NOT regexp_full_match({name(column)}, {quoted(_PLAIN)})"
+    with readable_errors(f"{table.what} {table.files[0]} cannot be read"):
+        return connection.execute(f"SELECT 1 FROM {table.relation} WHERE {other} LIMIT 1").fetchone() is None
 
 
 def _shapes(connection: duckdb.DuckDBPyConnection, table: Table, column: str) -> dict[str, str]:

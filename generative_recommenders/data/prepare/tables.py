@@ -37,8 +37,8 @@ class Part:
     columns: tuple[str, ...] = ()
     delimiter: str = ""
 
-    def read(self) -> str:
-        """SQL table expression with the types as found.
+    def read(self, line_by_line: bool = False) -> str:
+        """SQL table expression with the types as found; ``line_by_line`` finds a CSV file's faulty lines.
 
         Paths are taken as they are: neither are ``*`` and ``[`` patterns nor folders named ``column=value`` columns.
         """
@@ -46,7 +46,9 @@ class Part:
         if not self.columns:
             return f"read_parquet({listed})"
         given = ", ".join(f"{quoted(column)}: {quoted(self._csv_type(column))}" for column in self.columns)
-        return f"read_csv({listed}, auto_detect=false, columns={{{given}}}, {_dialect(self.delimiter)})"
+        # union_by_name: without it the engine expects a handful of rows and joins the wrong way around.
+        known = f"auto_detect=false, union_by_name={str(not line_by_line).lower()}, columns={{{given}}}"
+        return f"read_csv({listed}, {known}, {_dialect(self.delimiter)})"
 
     def _csv_type(self, column: str) -> str:
         kind = self.found.get(column, NOTHING)
@@ -159,7 +161,8 @@ def _csv(
         rows = []
     if len(rows) != len(columns):
         # Rows of unequal length: reading them says which, looking for types does not.
-        connection.execute(f"SELECT {', '.join(f'max({name(column)})' for column in columns)} FROM {plain.read()}")
+        values = ", ".join(f"max({name(column)})" for column in columns)
+        connection.execute(f"SELECT {values} FROM {plain.read(line_by_line=True)}")
         raise UserError(f"{file} is no CSV file with a header and fields separated by {delimiter!r}")
     kinds = {column: row[1] for column, row in zip(columns, rows, strict=True)}
     return dataclasses.replace(plain, found={c: kinds[c] for c in used if c in kinds}), list(columns)
