@@ -120,7 +120,7 @@ def _csv_fault(found: re.Match, text: str) -> str:
     place = f"{file[1] if file else 'a CSV file'}, line {found[1]}"
     if fields := _CSV_FIELDS.search(text):
         return f"{place}: {fields[2]} fields, but the header has {fields[1]}: mend the line"
-    reason = re.search(r"^(?:Value|Error|Invalid|Maximum) .*$", text, re.MULTILINE)
+    reason = re.compile(r"^(?:Value|Error|Invalid|Maximum) .*$", re.MULTILINE).search(text, found.end())
     return f"{place}: {reason[0].rstrip('.') if reason else 'it cannot be read'}: mend the line"
 
 

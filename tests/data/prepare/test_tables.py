@@ -265,3 +265,13 @@ def test_a_context_column_named_item_does_not_count_unknown_items(tmp_path):
         prepared(tmp_path / "days", EventColumns(item="sku", label="label"), context=["item"]).counters["null_item"]
         == 1
     )
+
+
+def test_a_line_that_cannot_be_taken_apart_is_named(tmp_path):
+    (tmp_path / "days").mkdir()
+    log = tmp_path / "days" / "log.csv"
+    log.write_text('user,item,time,label\n1,2,3,1\n1,"2,3,1\n1,2,3,0\n')
+    refused(tmp_path / "days", "log.csv, line 3: Value with unterminated quote found")
+    lines = b"user,item,time,label\n" + b"a,2,3,1\n" * 40_000
+    log.write_bytes(lines + b"\xe9x,2,3,1\n")
+    refused(tmp_path / "days", "log.csv, line 40002")
