@@ -5,12 +5,10 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from torch import nn
 
 from generative_recommenders.data.events import events
 from generative_recommenders.data.events.files import EventColumns, events_source
 from generative_recommenders.data.prepare import prepare
-from generative_recommenders.modules.table_names import feature_of_table, table_name
 from generative_recommenders.train.__main__ import main
 
 ATTRIBUTES = ["type", "geo.country", "keys", "a.b.c", "weight", "%2E", " lead", "Ärger ☕", "forward", "rate%"]
@@ -66,15 +64,3 @@ def test_features_of_a_batch_have_their_own_names(cache):
     data = events(str(cache))
     batch = next(data.batches(data.windows, 4))
     assert set(CONTEXT) | set(ATTRIBUTES) <= set(batch.uih.keys())
-
-
-def test_tables_are_escaped_and_back():
-    names = [*ATTRIBUTES, *CONTEXT, *dir(nn.ModuleDict()), "uid", "user_x_artist", "item_id", "%", "%%41", "é.%C3"]
-    tables = [table_name(name) for name in names]
-    assert [feature_of_table(table) for table in tables] == names
-    assert len(set(tables)) == len(set(names))
-    modules = nn.ModuleDict()
-    for table in tables:
-        modules[table] = nn.Identity()
-    for name in ("uid", "item_id", "user_x_artist", "with space", "rate%", "Ärger ☕"):
-        assert table_name(name) == name

@@ -165,6 +165,9 @@ def _csv(
         connection.execute(f"SELECT {values} FROM {plain.read(line_by_line=True)}")
         raise UserError(f"{file} is no CSV file with a header and fields separated by {delimiter!r}")
     kinds = {column: row[1] for column, row in zip(columns, rows, strict=True)}
+    for column, allowed in used.items():
+        if kinds.get(column) == "BOOLEAN" and "BOOLEAN" not in allowed and "VARCHAR" in allowed:
+            kinds[column] = "VARCHAR"  # a day on which a column of texts holds nothing but f, or yes
     return dataclasses.replace(plain, found={c: kinds[c] for c in used if c in kinds}), list(columns)
 
 

@@ -92,6 +92,15 @@ def test_used_columns_are_joined(tmp_path, suffix, column, one, other, want, rev
     assert found.tolist() == want
 
 
+@pytest.mark.parametrize("words", [["f", "t"], ["true", "false"], ["yes", "no"]])
+def test_texts_that_look_like_truth_values_stay_texts(tmp_path, words):
+    write(tmp_path / "days", "a", "csv", gender=[words[0]] * 4)
+    write(tmp_path / "days", "b", "csv", gender=[words[0], words[1], "m", None], user=[3] * 4, time=[1, 2, 3, 4])
+    cache = prepared(tmp_path / "days", context=["gender"])
+    number = {word: index + 1 for index, word in enumerate(sorted([*words, "m"]))}
+    assert cache.context["gender"].tolist() == [number[words[0]]] * 5 + [number[words[1]], number["m"], 0]
+
+
 @pytest.mark.parametrize(
     ("types", "want"),
     [
