@@ -39,7 +39,7 @@ def unpacked_version(module: str) -> str | None:
     for folder in spec.submodule_search_locations or ():
         for name in ("docs/version.py", "version.py", "_version.py", "__init__.py"):
             file = pathlib.Path(folder, name)
-            text = file.read_text(errors="replace") if file.is_file() else ""
+            text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
             if said := re.search(r"""^__version__\b[^=\n]*=\s*["']([^"']+)["']""", text, re.MULTILINE):
                 return said.group(1)
     return ""

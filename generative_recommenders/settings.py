@@ -253,4 +253,6 @@ def knob_page() -> str:
 
 
 if __name__ == "__main__":
-    print(knob_page())
+    from generative_recommenders.terminal import guarded, show
+
+    raise SystemExit(guarded(lambda: show(knob_page())))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
 from generative_recommenders import settings
 from generative_recommenders.errors import UserError
+from generative_recommenders.terminal import complain, show, speak_any_encoding
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,41 +33,33 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def _show(text: str) -> int:
-    """Print; a reader that has seen enough (``| head``) is no error."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the interpreter's end
-    return 0
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line, run, and return the exit status."""
+    speak_any_encoding()
     given = parser().parse_args(argv)
     settings.share_cores_politely()
     if given.list_options:
         from generative_recommenders.train.options_table import options_table
 
-        return _show(options_table())
+        return show(options_table())
     if not given.config:
         parser().error("--config is missing: give a gin file, for example configs/synthetic.gin")
     try:
         from generative_recommenders.train.run import Arguments, run
     except ImportError as exc:
-        print(f"error: {exc}; install the requirements (scripts/env.sh does)", file=sys.stderr)
+        complain(f"error: {exc}; install the requirements (scripts/env.sh does)")
         return 2
     try:
         if settings.get("RANK") in (None, 0):
             for warning in settings.strangers():
-                print(f"warning: {warning}", file=sys.stderr)
+                complain(f"warning: {warning}")
         return run(
             Arguments(
                 tuple(given.config), tuple(given.bind), given.run_name, given.runs_dir, given.device, given.resume
             )
         )
     except UserError as exc:
-        print(f"error: {exc}", file=sys.stderr)
+        complain(f"error: {exc}")
         return 2
 
 

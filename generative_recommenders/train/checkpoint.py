@@ -121,7 +121,7 @@ class Checkpointer:
         self._world.barrier()
         if self._world.is_main:
             meta = self._meta(progress, model)
-            (partial / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
+            (partial / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
             if final.exists():
                 os.replace(final, final.with_name(final.name + REPLACED))
             os.replace(partial, final)
@@ -259,7 +259,7 @@ def _unflatten(flat: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tenso
 def _read_meta(path: pathlib.Path) -> dict:
     """``meta.json``, with ``progress`` as a ``Progress``."""
     try:
-        meta = json.loads((path / "meta.json").read_text())
+        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
         if meta["format"] != FORMAT:
             raise UserError(f"{path}: checkpoint format {meta['format']}, this version reads {FORMAT}")
         return {**meta, "progress": Progress(**meta["progress"])}

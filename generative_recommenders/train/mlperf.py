@@ -205,7 +205,7 @@ class MlperfLog:
         """Drop what an earlier attempt logged past the checkpoint: later evaluations, one cut short, and its end."""
         samples, evaluated = progress.samples, progress.samples_at_last_eval
         kept = []
-        for line in self._path.read_text().splitlines():
+        for line in self._path.read_text(encoding="utf-8").splitlines():
             try:
                 event = json.loads(line.split(":::MLLOG ", 1)[1])
             except (IndexError, ValueError):
@@ -217,7 +217,7 @@ class MlperfLog:
             kept.append(line)
         while kept and '"block_start"' in kept[-1]:
             kept.pop()  # the resumed run starts this block itself
-        self._path.write_text("".join(line + "\n" for line in kept))
+        self._path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
 
 
 def _open(path: pathlib.Path, fresh: bool):

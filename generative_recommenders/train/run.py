@@ -20,6 +20,7 @@ from generative_recommenders import settings
 from generative_recommenders.data.dataset import RankingDataset
 from generative_recommenders.errors import UserError
 from generative_recommenders.ops.dispatch import BackendUnavailable
+from generative_recommenders.terminal import complain
 from generative_recommenders.train import build, checkpoint, gin_files, report
 from generative_recommenders.train.checkpoint import Checkpointer
 from generative_recommenders.train.console import Terminal
@@ -248,7 +249,7 @@ class _Attempt:
         elif not expected and self.folder is not None and self.folder.path.is_dir():
             kept = self.folder.path / f"traceback_rank{launched_rank()}.txt"
             with contextlib.suppress(OSError):
-                kept.write_text("".join(traceback.format_exception(exc)))
+                kept.write_text("".join(traceback.format_exception(exc)), encoding="utf-8")
                 self.kept_traceback = True
                 reason += f" (traceback in {kept})"
         if self.terminal is not None:
@@ -351,12 +352,6 @@ def one_line(exc: BaseException) -> str:
 def shorten(text: str, longest: int = 400) -> str:
     """The beginning of a text that some libraries make very long."""
     return text if len(text) <= longest else f"{text[:longest]} …"
-
-
-def complain(text: str) -> None:
-    """A line on stderr, if there still is one."""
-    with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
 
 
 def _leave(world: World | None, orderly: bool, status: int) -> None:

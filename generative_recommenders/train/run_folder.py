@@ -44,7 +44,7 @@ class Result:
 def write_atomically(path: pathlib.Path, text: str) -> None:
     """Write a file whole or not at all."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
+    partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
 
 
@@ -104,7 +104,7 @@ class RunFolder:
         if not self.metrics_file.exists():
             return []
         rows = []
-        for line in self.metrics_file.read_text().splitlines():
+        for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
             try:
                 rows.append(json.loads(line))
             except ValueError:
@@ -115,7 +115,7 @@ class RunFolder:
         """Append a row to ``metrics.jsonl`` and its numbers to TensorBoard. Non-finite numbers are written as null."""
         row = {"kind": kind, "step": step, "samples": samples, **figures}
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-        with self.metrics_file.open("a") as file:
+        with self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(clean, allow_nan=False) + "\n")
         if self._writer is not None:
             for name, value in figures.items():
@@ -188,7 +188,7 @@ def _check_earlier(path: pathlib.Path, resume: bool) -> None:
 def _has_results(path: pathlib.Path) -> bool:
     """Whether a run ended as asked, or with an evaluation; not one that was killed or stopped before any."""
     try:
-        result = json.loads((path / "result.json").read_text())
+        result = json.loads((path / "result.json").read_text(encoding="utf-8"))
         return result["status"] == "ok" or bool(result["auc"])
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -95,7 +95,7 @@ def true_probability(truth: str | pathlib.Path, cache: EventCache, events: np.nd
 def _generated_cache(folder: pathlib.Path, spec: SyntheticSpec, min_history: int) -> EventCache:
     folder.mkdir(parents=True, exist_ok=True)
     cache = cache_folder(folder, _SIZE)
-    with open(folder / "lock", "w") as lock:
+    with open(folder / "lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (cache / MARKER).exists():
             with contextlib.suppress(UserError):  # made by another version: goes on below
