@@ -162,6 +162,16 @@ def strangers() -> list[str]:
     return warnings
 
 
+def outside(name: str) -> str | None:
+    """A variable of another program (``TRITON_CACHE_DIR``), as text."""
+    return os.environ.get(name)
+
+
+def set_outside(name: str, value: str) -> None:
+    """Set a variable that another program reads in this process, and those that it starts."""
+    os.environ[name] = value
+
+
 def share_cores_politely() -> None:
     """Let idle OpenMP threads sleep instead of spin, unless the environment says otherwise; before torch is imported.
 

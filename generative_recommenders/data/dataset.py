@@ -11,11 +11,11 @@ import collections
 import concurrent.futures
 from collections.abc import Callable, Iterator, Sequence
 
-import numba
 import numpy as np
 
 from generative_recommenders.data.batch import Batch
 from generative_recommenders.data.cache import EventCache
+from generative_recommenders.data.compiled import compiled
 from generative_recommenders.data.reader import BatchReader, HistoryOptions
 from generative_recommenders.data.schema import FeatureSchema
 from generative_recommenders.data.windows import Split, Window
@@ -134,7 +134,7 @@ class SampleOrder:
         return first + self._shuffled[1][lo:hi].astype(np.int64)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def mix(x):
     """One splitmix64 step: uint64 → well mixed uint64 (Steele, Lea and Flood 2014)."""
     x = x + _GOLDEN
@@ -143,7 +143,7 @@ def mix(x):
     return x ^ (x >> np.uint64(31))
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def permutation(count, seed):
     """A seeded permutation of 0 … count - 1 (u32, Fisher-Yates): written out so that no library version changes it."""
     order = np.arange(count).astype(np.uint32)
