@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+import traceback
 from collections.abc import Sequence
 
 from generative_recommenders import settings
+from generative_recommenders._versions import quiet_loading, why_not_loaded
 from generative_recommenders.errors import UserError
-from generative_recommenders.terminal import complain, show, speak_any_encoding
+from generative_recommenders.terminal import BAD_INPUT, complain, show, speak_any_encoding
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,6 +36,15 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
+def _not_loaded(exc: Exception) -> int:
+    """Say in one line why the libraries cannot be loaded (``HSTU_TRACEBACK=1``: with the traceback)."""
+    with contextlib.suppress(UserError):  # a malformed variable is said by a run that begins
+        if settings.get("HSTU_TRACEBACK"):
+            traceback.print_exception(exc)
+    complain(f"error: {why_not_loaded(exc)}")
+    return BAD_INPUT
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line, run, and return the exit status."""
     speak_any_encoding()
@@ -45,10 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not given.config:
         parser().error("--config is missing: give a gin file, for example configs/synthetic.gin")
     try:
-        from generative_recommenders.train.run import Arguments, run
-    except ImportError as exc:
-        complain(f"error: {exc}; install the requirements (scripts/env.sh does)")
-        return 2
+        with quiet_loading():
+            from generative_recommenders.train.run import Arguments, run
+    except Exception as exc:  # libraries that do not fit raise whatever comes first: OSError, AttributeError, …
+        return _not_loaded(exc)
     try:
         if settings.get("RANK") in (None, 0):
             for warning in settings.strangers():
