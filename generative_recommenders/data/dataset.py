@@ -26,6 +26,9 @@ __all__ = ["RankingDataset", "Window"]
 #: Batches that each worker prepares ahead of the consumer.
 AHEAD = 2
 
+#: More threads would not start anywhere.
+MOST_WORKERS = 1024
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -51,8 +54,10 @@ class RankingDataset:
         baseline_auc: float | None = None,
         notes: Sequence[str] = (),
     ) -> None:
-        if num_workers < 0:
-            raise UserError(f"num_workers {num_workers} is negative: give 0 (build batches in the trainer) or more")
+        if not 0 <= num_workers <= MOST_WORKERS:
+            raise UserError(
+                f"num_workers {num_workers} is out of range: give 0 (build batches in the trainer) to {MOST_WORKERS}"
+            )
         self.name, self.cache, self.schema = name, cache, schema
         self.windows, self.holdout = list(split.train), split.holdout
         self.num_workers = num_workers

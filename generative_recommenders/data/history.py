@@ -23,6 +23,8 @@ from generative_recommenders.errors import UserError
 STRATEGIES = ("interleaved", "last_n")
 TIE_RULES = ("exclude", "order")
 SCAN_LIMIT = 20_000
+#: A batch has room for so many rows per sample, used or not.
+LONGEST_HISTORY = 2**20
 
 
 def check_history_options(length: int, strategy: str, ties: str, scan_limit: int) -> None:
@@ -34,6 +36,8 @@ def check_history_options(length: int, strategy: str, ties: str, scan_limit: int
     least = 3 if strategy == "interleaved" else 1
     if length < least:
         raise UserError(f"history_length {length} is too small for {strategy!r}: give at least {least}")
+    if length > LONGEST_HISTORY:
+        raise UserError(f"history_length {length} is too large: give at most {LONGEST_HISTORY}")
     if scan_limit < 1:
         raise UserError(f"scan_limit {scan_limit} is too small: give at least 1")
 

@@ -55,6 +55,8 @@ def synthetic_yambda(
     from generative_recommenders.data.reader import HistoryOptions
     from generative_recommenders.data.windows import split_last_day
 
+    if round(holdout_days * 86_400) < 1:
+        raise UserError(f"synthetic_yambda.holdout_days = {holdout_days}: give at least a second, 1 / 86400")
     spec = SyntheticSpec(
         users=users, items=items, days=days, events_median=events_median, events_mean=events_mean, seed=seed
     )
