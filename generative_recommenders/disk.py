@@ -42,12 +42,17 @@ def is_full(error: BaseException | None) -> bool:
 
 
 def where(folder: pathlib.Path | None, needed: int | None = None) -> str:
-    """`` of FOLDER (0.002 GB free, 0.101 GB needed)``, as far as it is known; ``needed``: bytes of what was written."""
-    there = folder and next((place for place in (folder, *folder.absolute().parents) if place.exists()), None)
+    """`` of FOLDER (0.002 GB left, 0.101 GB needed)``, or nothing for an unknown folder; see ``room``."""
+    return "" if folder is None else f" of {folder}{room(folder, needed)}"
+
+
+def room(folder: pathlib.Path, needed: int | None = None) -> str:
+    """`` (0.002 GB left, 0.101 GB needed)``: what is free under ``folder``; ``needed``: bytes of what was written."""
+    there = next((place for place in (folder, *folder.absolute().parents) if place.exists()), None)
     if there is None:
         return ""
     free = shutil.disk_usage(there).free
-    figures = f"{free / 1e9:.3f} GB free" + (f", {needed / 1e9:.3f} GB needed" if needed else "")
+    figures = f"{free / 1e9:.3f} GB left" + (f", {needed / 1e9:.3f} GB needed" if needed else "")
     if free > (needed or 2**30):
         figures += ": a quota or a limit on file sizes, as of ulimit -f, may be what is reached"
-    return f" of {folder} ({figures})"
+    return f" ({figures})"

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 
+from generative_recommenders import disk
 from generative_recommenders.errors import UserError
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -71,7 +72,9 @@ def guarded(main: Callable[[], int | None]) -> int:
     try:
         return main() or DONE
     except (UserError, OSError) as error:
-        complain(f"error: {' '.join(str(error).split())}")
+        text = " ".join(str(error).split())
+        full = disk.is_full(error) and not isinstance(error, (UserError, disk.DiskFull))
+        complain(f"error: no space left on the disk ({text}); free some and run again" if full else f"error: {text}")
         return BAD_INPUT
     except KeyboardInterrupt:
         complain("stopped: run the same command again to go on")

@@ -58,7 +58,7 @@ def test_an_error_that_is_its_own_cause_ends():
 def test_what_is_said_has_the_folder_and_the_bytes_where_they_are_known(tmp_path):
     assert disk.where(None) == ""
     text = disk.where(tmp_path / "not" / "yet", needed=10**18)
-    assert text.startswith(f" of {tmp_path}/not/yet (") and "GB free, 1000000000.000 GB needed)" in text
+    assert text.startswith(f" of {tmp_path}/not/yet (") and "GB left, 1000000000.000 GB needed)" in text
     assert "quota or a limit on file sizes" not in text
     assert "a quota or a limit on file sizes, as of ulimit -f" in disk.where(tmp_path, needed=1)
 

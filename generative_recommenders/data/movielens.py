@@ -102,7 +102,7 @@ def movielens_dataset(
     """
     cache = movielens_cache(ratings, min_history)
     if round(window_days * DAY) < 1:
-        raise UserError(f"{name}.window_days = {window_days}: give at least a second, 1 / {DAY}")
+        raise UserError(f"{name}.window_days = {window_days} (window_seconds 0): give at least a second, 1 / {DAY}")
     split = split_last_fraction(cache, holdout_fraction, round(window_days * DAY))
     rows = {feature: cache.vocab[feature] for feature in item_features if feature in cache.vocab}
     for feature in contextual_features:

@@ -21,6 +21,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
+from generative_recommenders import disk
 from generative_recommenders.errors import UserError
 from generative_recommenders.modules.dlrm_hstu import DlrmHSTU
 from generative_recommenders.train import randomness
@@ -29,6 +30,7 @@ from generative_recommenders.train.gin_files import FREE_ON_RESUME, RunConfig
 from generative_recommenders.train.optimizers import Optimizers
 
 FORMAT = 1
+WAY_ON = "free some, then go on with --resume or begin again"
 # A second checkpoint at one step replaces the first, which is out of the way under this suffix for a moment.
 REPLACED = ".replaced"
 NAME = re.compile(rf"step_(\d+)({re.escape(REPLACED)})?")
@@ -95,9 +97,13 @@ class Checkpointer:
         partial = self._folder / f"{final.name}.partial"
         try:
             self._write(partial, final, model, optimizers, progress, local)
-        except BaseException:
+        except BaseException as exc:
+            full = disk.is_full(first_cause(exc))
+            place = disk.where(self._folder, _bytes(_tensors(model, optimizers))) if full else ""
             if self._world.is_main:
                 shutil.rmtree(partial, ignore_errors=True)  # half a checkpoint serves nobody, least of all a full disk
+            if full:
+                raise disk.DiskFull(f"no space left on the disk{place} for a checkpoint; {WAY_ON}") from exc
             raise
         self._world.barrier()
         return final
@@ -246,6 +252,18 @@ def _tensors(model: nn.Module, optimizers: Optimizers) -> dict:
         "dense_optimizer": dense,
         "sparse_optimizer": optimizers.sparse_state(),
     }
+
+
+def _bytes(state: dict) -> int:
+    """Bytes of this rank's part of a state."""
+    parts = [part for group in state.values() for part in group.values()]
+    tensors = [
+        local
+        for part in parts
+        for local in ([s.tensor for s in part.local_shards()] if hasattr(part, "local_shards") else [part])
+        if isinstance(local, torch.Tensor)
+    ]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _unflatten(flat: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:

@@ -44,8 +44,12 @@ class Result:
 def write_atomically(path: pathlib.Path, text: str) -> None:
     """Write a file whole or not at all."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)  # cut off by a full disk, it is of no use
+        raise
 
 
 class RunFolder:
@@ -126,10 +130,16 @@ class RunFolder:
     def finish(self, result: Result) -> None:
         """Write ``result.json``, close the event files, let go of the folder."""
         self.write_result(result)
-        if self._writer is not None:
-            self._writer.close()
+        self.close()
+
+    def close(self) -> None:
+        """Close the event files and let go of the folder."""
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        finally:
             self._writer = None
-        self.release()
+            self.release()
 
     def discard(self) -> None:
         """Remove the folder of a run that never began, and the folder around it if that is empty then."""

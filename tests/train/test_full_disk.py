@@ -61,7 +61,7 @@ def after(monkeypatch, owner, name, fill):
 
 def is_said_once(error, folder):
     assert error.startswith(f"error: no space left on the disk of {folder}"), error
-    assert error.count("\n") == 1 and "GB free" in error and "traceback" not in error.lower()
+    assert error.count("\n") == 1 and "GB left" in error and "traceback" not in error.lower()
 
 
 def test_a_checkpoint_that_does_not_fit(train, small_disk):
