@@ -22,6 +22,9 @@ from collections.abc import Callable
 
 import torch
 
+from generative_recommenders.terminal import speak_any_encoding
+
+speak_any_encoding()
 RESULTS = pathlib.Path(__file__).parent / "results"
 
 
@@ -88,7 +91,7 @@ def device_name() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     try:
-        with open("/proc/cpuinfo") as lines:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 if line.startswith("model name"):
                     return line.split(":", 1)[1].strip()
@@ -159,13 +162,13 @@ def write_records(file: str, records: list[dict], folder: pathlib.Path | None = 
     folder = folder or pathlib.Path(os.environ.get("BENCH_RESULTS", RESULTS))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{file}.json"
-    old = json.loads(path.read_text()) if path.exists() else []
+    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     key = lambda r: (r["name"], r["shape"], r["device"])  # noqa: E731
     fresh = {key(r) for r in records}
     merged = [r for r in old if key(r) not in fresh] + records
     merged.sort(key=key)
     partial = path.with_suffix(".json.partial")
-    partial.write_text(json.dumps(merged, indent=1) + "\n")
+    partial.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
     os.replace(partial, path)
     return path
 
@@ -180,7 +183,7 @@ def plot_records(path: pathlib.Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    records = json.loads(path.read_text())
+    records = json.loads(path.read_text(encoding="utf-8"))
     labels = [f"{r['name']}\n{r['shape']}" for r in records]
     figure, axes = pyplot.subplots(figsize=(11, 0.45 * len(records) + 1.5))
     bars = axes.barh(range(len(records)), [r["value"] for r in records], color="#4878a8")

@@ -32,7 +32,7 @@ PREPARE = """
 import sys
 from generative_recommenders.data.yambda.__main__ import main
 status = main(sys.argv[1:])
-for line in open("/proc/self/status"):
+for line in open("/proc/self/status", encoding="utf-8"):
     if line.startswith("VmHWM"):
         print("peak", int(line.split()[1]) * 1024)
 sys.exit(status)
@@ -90,7 +90,7 @@ def measure(folder: pathlib.Path, events: int, kind: str, memory: str, threads: 
         rates.append(events / seconds)
         peaks.append(peak)
     cache = folder / "cache" / "50m"
-    manifest = json.loads((cache / "manifest.json").read_text())
+    manifest = json.loads((cache / "manifest.json").read_text(encoding="utf-8"))
     size = sum(entry["bytes"] for entry in manifest["columns"].values())
     median = statistics.median(rates)
     return record(

@@ -36,7 +36,7 @@ def train(config: str, seed: int, runs: str, bindings: list[str]) -> dict:
     wall, cpu = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, cwd=REPO, check=True, stdout=subprocess.DEVNULL)
     wall, after = time.perf_counter() - wall, resource.getrusage(resource.RUSAGE_CHILDREN)
-    result = json.loads((pathlib.Path(runs) / name / "result.json").read_text())
+    result = json.loads((pathlib.Path(runs) / name / "result.json").read_text(encoding="utf-8"))
     used = after.ru_utime + after.ru_stime - cpu.ru_utime - cpu.ru_stime
     return result | {"wall_seconds": wall, "cpu_seconds": used}
 

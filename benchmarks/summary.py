@@ -51,7 +51,7 @@ def render(folder: pathlib.Path = ROOT / "benchmarks" / "results") -> str:
     for path in sorted(folder.glob("*.json")):
         parts.append(f"\n## {path.stem}\n")
         parts.append(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
-        parts.extend(row(record) for record in json.loads(path.read_text()))
+        parts.extend(row(record) for record in json.loads(path.read_text(encoding="utf-8")))
     return "\n".join(parts) + "\n"
 
 
@@ -59,10 +59,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is out of date")
     if parser.parse_args().check:
-        current = PAGE.exists() and PAGE.read_text() == render()
+        current = PAGE.exists() and PAGE.read_text(encoding="utf-8") == render()
         print("docs/results.md is current" if current else "docs/results.md is out of date: run benchmarks/summary.py")
         return 0 if current else 1
-    PAGE.write_text(render())
+    PAGE.write_text(render(), encoding="utf-8")
     print(f"wrote {PAGE.relative_to(ROOT)}")
     return 0
 

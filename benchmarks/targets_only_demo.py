@@ -22,6 +22,7 @@ from torchrec import KeyedJaggedTensor
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from generative_recommenders.modules.dlrm_hstu import DlrmHSTU, DlrmHSTUConfig, candidate_name  # noqa: E402
+from generative_recommenders.terminal import speak_any_encoding  # noqa: E402
 from generative_recommenders.train.flops import StackShape, batch_flops  # noqa: E402
 
 ITEMS = ("item_id", "artist_id")
@@ -118,6 +119,7 @@ def train(arm: Arm, steps: int) -> tuple[DlrmHSTU, list[float], float, float]:
 
 
 def main() -> None:
+    speak_any_encoding()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=8)
     steps = parser.parse_args().steps

@@ -2,15 +2,20 @@
 
 The check reads package metadata only, so it costs nothing and also works where importing either would crash. A package
 that was unpacked by hand has no metadata: its version is read from its files, or it is taken as it is.
+
+What only loading can tell, a missing driver or libraries of different releases, ``why_not_loaded`` puts into one line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
+import logging
 import pathlib
 import re
 import sys
+from collections.abc import Iterator
 
 # FBGEMM release → the torch release it was built against.
 PAIRS = {"1.5": "2.10", "1.6": "2.11", "1.7": "2.12", "1.8": "2.13", "1.9": "2.14"}
@@ -39,7 +44,7 @@ def unpacked_version(module: str) -> str | None:
     for folder in spec.submodule_search_locations or ():
         for name in ("docs/version.py", "version.py", "_version.py", "__init__.py"):
             file = pathlib.Path(folder, name)
-            text = file.read_text(errors="replace") if file.is_file() else ""
+            text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
             if said := re.search(r"""^__version__\b[^=\n]*=\s*["']([^"']+)["']""", text, re.MULTILINE):
                 return said.group(1)
     return ""
@@ -87,3 +92,46 @@ def check_installed_pair() -> None:
         print(f"error: {problem}", file=sys.stderr)
         raise SystemExit(2)
     raise ImportError(problem)
+
+
+# Libraries that come with NVIDIA's driver, and no package brings.
+DRIVER = ("libnvidia-ml.so", "libcuda.so")
+
+
+@contextlib.contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Keep what libraries log about their own loading off the terminal: the exception says it."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def why_not_loaded(error: BaseException) -> str:
+    """One line on why the trainer's libraries cannot be loaded: what is missing and what to do."""
+    told, link = [], error
+    while link is not None:
+        told.append(link)
+        link = link.__cause__ or link.__context__
+    texts = " ".join(str(each) for each in told)
+    remedy = "install the requirements (scripts/env.sh does)"
+    if found := re.search(r"(lib[^\s:/]+\.so[.\d]*): cannot open shared object file", texts):
+        library = found.group(1)
+        if not library.startswith(DRIVER):
+            return f"{library} is missing, which {_versions()} need: {remedy}"
+        return (
+            f"{library} is missing: the libraries here are CUDA builds, which need NVIDIA's driver, and this machine "
+            "has none. Train on a machine with a GPU (or with HSTU_ENV=cpu); --list-options and the data commands "
+            "work without"
+        )
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"package {error.name} is not installed: {remedy}"
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return f"{_versions()} cannot be loaded together ({text}): {remedy}"
+
+
+def _versions() -> str:
+    names = ("torch", "torchrec", "triton", *FBGEMM_PACKAGES)
+    return ", ".join(f"{name} {version}" for name in names if (version := installed_version(name)) is not None)

@@ -162,6 +162,16 @@ def strangers() -> list[str]:
     return warnings
 
 
+def outside(name: str) -> str | None:
+    """A variable of another program (``TRITON_CACHE_DIR``), as text."""
+    return os.environ.get(name)
+
+
+def set_outside(name: str, value: str) -> None:
+    """Set a variable that another program reads in this process, and those that it starts."""
+    os.environ[name] = value
+
+
 def share_cores_politely() -> None:
     """Let idle OpenMP threads sleep instead of spin, unless the environment says otherwise; before torch is imported.
 
@@ -253,4 +263,6 @@ def knob_page() -> str:
 
 
 if __name__ == "__main__":
-    print(knob_page())
+    from generative_recommenders.terminal import guarded, show
+
+    raise SystemExit(guarded(lambda: show(knob_page())))

@@ -44,7 +44,12 @@ def auc(labels: np.ndarray, scores: np.ndarray) -> float:
     """Area under the ROC curve: the share of (positive, negative) pairs in the right order, ties counted half.
 
     ``labels`` [N] of 0 and 1; nan unless both classes occur. Source: the Mann-Whitney U statistic.
+
+    Raises:
+        ValueError: a score is not a finite number, so it has no place in the order.
     """
+    if not np.isfinite(scores).all():
+        raise ValueError("scores are not all finite numbers: they cannot be ranked")
     labels = np.asarray(labels, dtype=bool)
     positives = int(labels.sum())
     negatives = len(labels) - positives

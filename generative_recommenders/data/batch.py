@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
-import torch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+if TYPE_CHECKING:  # loading either takes seconds, and TorchRec's CUDA build a driver: not for opening a data set
+    import torch
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 
 @dataclasses.dataclass
@@ -31,7 +33,6 @@ class Batch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """The batch on ``device``."""
-        device = torch.device(device)
         return Batch(
             self.uih.to(device, non_blocking=non_blocking),
             self.candidates.to(device, non_blocking=non_blocking),

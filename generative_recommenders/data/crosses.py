@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numba
 import numpy as np
 
+from generative_recommenders.data.compiled import compiled
 from generative_recommenders.data.schema import CROSS_JOINT
 from generative_recommenders.errors import UserError
 
@@ -95,7 +96,7 @@ def _rotate(x, r):
     return (x << np.uint64(r)) | (x >> np.uint64(64 - r))
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def _hash_rows(table, rows, out):
     count, width = table.shape
     for i in range(count):

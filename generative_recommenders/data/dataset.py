@@ -11,11 +11,11 @@ import collections
 import concurrent.futures
 from collections.abc import Callable, Iterator, Sequence
 
-import numba
 import numpy as np
 
 from generative_recommenders.data.batch import Batch
 from generative_recommenders.data.cache import EventCache
+from generative_recommenders.data.compiled import compiled
 from generative_recommenders.data.reader import BatchReader, HistoryOptions
 from generative_recommenders.data.schema import FeatureSchema
 from generative_recommenders.data.windows import Split, Window
@@ -25,6 +25,9 @@ __all__ = ["RankingDataset", "Window"]
 
 #: Batches that each worker prepares ahead of the consumer.
 AHEAD = 2
+
+#: More threads would not start anywhere.
+MOST_WORKERS = 1024
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -51,8 +54,10 @@ class RankingDataset:
         baseline_auc: float | None = None,
         notes: Sequence[str] = (),
     ) -> None:
-        if num_workers < 0:
-            raise UserError(f"num_workers {num_workers} is negative: give 0 (build batches in the trainer) or more")
+        if not 0 <= num_workers <= MOST_WORKERS:
+            raise UserError(
+                f"num_workers {num_workers} is out of range: give 0 (build batches in the trainer) to {MOST_WORKERS}"
+            )
         self.name, self.cache, self.schema = name, cache, schema
         self.windows, self.holdout = list(split.train), split.holdout
         self.num_workers = num_workers
@@ -134,7 +139,7 @@ class SampleOrder:
         return first + self._shuffled[1][lo:hi].astype(np.int64)
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def mix(x):
     """One splitmix64 step: uint64 → well mixed uint64 (Steele, Lea and Flood 2014)."""
     x = x + _GOLDEN
@@ -143,7 +148,7 @@ def mix(x):
     return x ^ (x >> np.uint64(31))
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def permutation(count, seed):
     """A seeded permutation of 0 … count - 1 (u32, Fisher-Yates): written out so that no library version changes it."""
     order = np.arange(count).astype(np.uint32)

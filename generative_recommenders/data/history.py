@@ -15,14 +15,16 @@ Events with bits 0 enter no pool and no history.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from generative_recommenders.data.compiled import compiled
 from generative_recommenders.errors import UserError
 
 STRATEGIES = ("interleaved", "last_n")
 TIE_RULES = ("exclude", "order")
 SCAN_LIMIT = 20_000
+#: A batch has room for so many rows per sample, used or not.
+LONGEST_HISTORY = 2**20
 
 
 def check_history_options(length: int, strategy: str, ties: str, scan_limit: int) -> None:
@@ -34,6 +36,8 @@ def check_history_options(length: int, strategy: str, ties: str, scan_limit: int
     least = 3 if strategy == "interleaved" else 1
     if length < least:
         raise UserError(f"history_length {length} is too small for {strategy!r}: give at least {least}")
+    if length > LONGEST_HISTORY:
+        raise UserError(f"history_length {length} is too large: give at most {LONGEST_HISTORY}")
     if scan_limit < 1:
         raise UserError(f"scan_limit {scan_limit} is too small: give at least 1")
 
@@ -63,7 +67,7 @@ def pick_history(
     return picked, counts
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def _newest_before(anchor, start, time, exclude):
     """The event number after the newest one that precedes the anchor."""
     end = anchor
@@ -73,7 +77,7 @@ def _newest_before(anchor, start, time, exclude):
     return end
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def _pick_interleaved(anchors, starts, time, bits, pool_size, exclude, scan_limit, picked, counts):
     slots = picked.shape[1]
     for b in range(len(anchors)):
@@ -99,7 +103,7 @@ def _pick_interleaved(anchors, starts, time, bits, pool_size, exclude, scan_limi
         counts[b] = slots - at
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def _pick_last(anchors, starts, time, bits, length, exclude, scan_limit, picked, counts):
     for b in range(len(anchors)):
         end = _newest_before(anchors[b], starts[b], time, exclude)
@@ -114,7 +118,7 @@ def _pick_last(anchors, starts, time, bits, length, exclude, scan_limit, picked,
         counts[b] = length - at
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def gather_history(picked, counts, column, out):
     """Write ``column[event]`` of every picked event, sample after sample, into ``out`` int64 [sum(counts)]."""
     slots = picked.shape[1]
@@ -125,7 +129,7 @@ def gather_history(picked, counts, column, out):
             at += 1
 
 
-@numba.njit(nogil=True, cache=True)
+@compiled
 def look_up(table, ids, out):
     """``out[i] = table[ids[i]]``: the attributes of items."""
     for i in range(len(ids)):

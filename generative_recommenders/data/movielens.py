@@ -106,6 +106,8 @@ def movielens_dataset(
     of a training window, inside which samples are shuffled. ``baseline_auc`` is that of baseline.py on the hold-out.
     """
     cache = movielens_cache(ratings, min_history)
+    if (seconds := round(window_days * DAY)) < 1:
+        raise UserError(f"{name}.window_days = {window_days} (window_seconds {seconds}): give 1 / {DAY} or more")
     split = split_last_fraction(cache, holdout_fraction, round(window_days * DAY))
     rows = {feature: cache.vocab[feature] for feature in item_features if feature in cache.vocab}
     for feature in contextual_features:

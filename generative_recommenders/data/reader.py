@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from generative_recommenders.data.batch import Batch
 from generative_recommenders.data.cache import EventCache
@@ -20,6 +19,9 @@ from generative_recommenders.data.history import (
 )
 from generative_recommenders.data.schema import FeatureSchema
 from generative_recommenders.errors import UserError
+
+if TYPE_CHECKING:  # loaded with the first batch, see batch.py
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 HOUR = 3600
 
@@ -74,6 +76,8 @@ class BatchReader:
 
     def read(self, sample_ids: np.ndarray) -> Batch:
         """The batch of these anchor numbers (int64 [B])."""
+        import torch
+
         cache = self.cache
         anchors = np.asarray(cache.anchors[sample_ids], dtype=np.int64)
         users = cache.user_of(anchors)
@@ -131,11 +135,7 @@ class BatchReader:
         self._fill_history(history, picked, counts)
         lengths = np.ones((num_context + num_history, size), np.int32)
         lengths[num_context:] = counts
-        return KeyedJaggedTensor(
-            keys=list(schema.uih_keys),
-            values=torch.from_numpy(values),
-            lengths=torch.from_numpy(lengths.reshape(-1)),
-        )
+        return _jagged(schema.uih_keys, values, lengths)
 
     def _fill_context(
         self, row: np.ndarray, name: str, anchors: np.ndarray, users: np.ndarray, candidates: np.ndarray
@@ -197,8 +197,14 @@ class BatchReader:
 
 def _keyed(keys: tuple[str, ...], rows: np.ndarray) -> KeyedJaggedTensor:
     """One value per key and sample, rows int64 [keys, B]."""
+    return _jagged(keys, rows, np.ones(rows.size, np.int32))
+
+
+def _jagged(keys: tuple[str, ...], values: np.ndarray, lengths: np.ndarray) -> KeyedJaggedTensor:
+    """Values key after key, int64; lengths int32 per key and sample."""
+    import torch
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
     return KeyedJaggedTensor(
-        keys=list(keys),
-        values=torch.from_numpy(rows.reshape(-1)),
-        lengths=torch.ones(rows.size, dtype=torch.int32),
+        keys=list(keys), values=torch.from_numpy(values.reshape(-1)), lengths=torch.from_numpy(lengths.reshape(-1))
     )

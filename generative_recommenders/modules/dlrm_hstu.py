@@ -39,6 +39,8 @@ class DlrmOutput:
     Attributes:
         user_embedding, item_embedding: ``[C, D]``.
         predictions: ``[tasks, C]``: probabilities of binary tasks, values of regression tasks.
+        logits: ``[tasks, C]``: log odds of binary tasks, values of regression tasks. Rank by these: probabilities of
+            different candidates may round to one number.
         labels, weights: ``[tasks, C]``, or ``None`` if the candidates carry no label feature.
         losses: task name → scalar, mean over this batch's candidates times the task's weight (0 for no candidates).
         loss: scalar, the sum of ``losses``.
@@ -51,6 +53,7 @@ class DlrmOutput:
     user_embedding: torch.Tensor
     item_embedding: torch.Tensor
     predictions: torch.Tensor
+    logits: torch.Tensor
     labels: torch.Tensor | None
     weights: torch.Tensor | None
     losses: dict[str, torch.Tensor]
@@ -142,7 +145,8 @@ class DlrmHSTU(nn.Module):
         history, targets = _to_dict(uih), _to_dict(candidates)
         self._check_features(history, targets, uih.stride(), candidates.stride())
         embedded = self.join(self.embed(history, targets))
-        item_embedding = self.item_tower(embedded.candidates)
+        with torch.autocast(embedded.candidates.device.type, enabled=False):  # fp32 also where the caller casts
+            item_embedding = self.item_tower(embedded.candidates)
         with self._autocast(item_embedding.device.type):
             sequence = self.prepare(embedded, history, targets)
             del embedded  # rows of every feature: most of the memory, and not needed by the stack
@@ -154,6 +158,7 @@ class DlrmHSTU(nn.Module):
             user_embedding=encoded.candidates,
             item_embedding=item_embedding,
             predictions=result.predictions,
+            logits=result.logits,
             labels=result.labels,
             weights=result.weights,
             losses=result.losses,

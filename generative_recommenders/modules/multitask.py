@@ -49,11 +49,14 @@ class MultitaskOutput:
     """Predictions and supervision of C candidates, all fp32.
 
     Attributes:
+        logits: ``[tasks, C]``, what a binary task's probability is the sigmoid of; the value for regression. Order
+            candidates by these: the sigmoid of a large logit is 1 in fp32, whatever lies above.
         predictions: ``[tasks, C]``, a probability for binary tasks, the value for regression.
         labels, weights: ``[tasks, C]``; ``None`` if the batch carries no labels.
         losses: task name → scalar (mean over the candidates times the task's weight; 0 for none); empty without labels.
     """
 
+    logits: torch.Tensor
     predictions: torch.Tensor
     labels: torch.Tensor | None
     weights: torch.Tensor | None
@@ -94,23 +97,24 @@ class MultitaskHead(nn.Module):
         label_values: Mapping[str, torch.Tensor] | None = None,
     ) -> MultitaskOutput:
         """User and item embeddings fp32 ``[C, D]``, label feature → int64 or float ``[C]`` → predictions, losses."""
-        joint = user_embedding * item_embedding
-        rows = torch.cat([head(joint) for head in self.heads], dim=1).t()
-        logits = [
-            row if task.kind == "binary" else row + task.label_center
-            for task, row in zip(self.tasks, rows, strict=True)
-        ]
+        with torch.autocast(user_embedding.device.type, enabled=False):  # eight bits of a logit would tie candidates
+            joint = user_embedding * item_embedding
+            rows = torch.cat([head(joint) for head in self.heads], dim=1).t()
+        logits = torch.stack(
+            [
+                row if task.kind == "binary" else row + task.label_center
+                for task, row in zip(self.tasks, rows, strict=True)
+            ]
+        )
         predictions = torch.stack(
             [torch.sigmoid(row) if task.kind == "binary" else row for task, row in zip(self.tasks, logits, strict=True)]
         )
         if label_values is None:
-            return MultitaskOutput(predictions, None, None, {})
+            return MultitaskOutput(logits, predictions, None, None, {})
         labels = torch.stack([task_labels(task, label_values) for task in self.tasks])
         weights = torch.ones_like(labels)
-        losses = {
-            task.name: task_loss(task, logits[i], labels[i], weights[i]) for i, task in enumerate(self.tasks)
-        }
-        return MultitaskOutput(predictions, labels, weights, losses)
+        losses = {task.name: task_loss(task, logits[i], labels[i], weights[i]) for i, task in enumerate(self.tasks)}
+        return MultitaskOutput(logits, predictions, labels, weights, losses)
 
 
 def task_labels(task: TaskConfig, label_values: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from generative_recommenders import settings
+from generative_recommenders import compile_caches, settings
 
 
 class Backend(str, enum.Enum):
@@ -85,11 +85,14 @@ def always() -> str | None:
 
 @functools.lru_cache(maxsize=1)
 def triton_import_error() -> str | None:
-    """Why Triton cannot be imported, or ``None``."""
+    """Why Triton cannot be imported, or ``None``; where it can, it gets a place for what it compiles."""
     try:
-        import triton  # noqa: F401
-    except ImportError as exc:
-        return f"triton cannot be imported ({exc}); pip install triton"
+        import triton
+    except Exception as exc:  # missing, or of another release than torch or the driver expect
+        reason = " ".join(f"{type(exc).__name__}: {exc}".split())
+        return f"triton cannot be imported ({reason}); install the release that requirements/ names for this torch"
+    if not triton.knobs.runtime.interpret:
+        compile_caches.give_triton_a_cache()
     return None
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
+import contextlib
 import sys
+import traceback
 from collections.abc import Sequence
 
 from generative_recommenders import settings
+from generative_recommenders._versions import quiet_loading, why_not_loaded
 from generative_recommenders.errors import UserError
+from generative_recommenders.terminal import BAD_INPUT, complain, show, speak_any_encoding
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,41 +36,42 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-def _show(text: str) -> int:
-    """Print; a reader that has seen enough (``| head``) is no error."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the interpreter's end
-    return 0
+def _not_loaded(exc: Exception) -> int:
+    """Say in one line why the libraries cannot be loaded (``HSTU_TRACEBACK=1``: with the traceback)."""
+    with contextlib.suppress(UserError):  # a malformed variable is said by a run that begins
+        if settings.get("HSTU_TRACEBACK"):
+            traceback.print_exception(exc)
+    complain(f"error: {why_not_loaded(exc)}")
+    return BAD_INPUT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line, run, and return the exit status."""
+    speak_any_encoding()
     given = parser().parse_args(argv)
     settings.share_cores_politely()
     if given.list_options:
         from generative_recommenders.train.options_table import options_table
 
-        return _show(options_table())
+        return show(options_table())
     if not given.config:
         parser().error("--config is missing: give a gin file, for example configs/synthetic.gin")
     try:
-        from generative_recommenders.train.run import Arguments, run
-    except ImportError as exc:
-        print(f"error: {exc}; install the requirements (scripts/env.sh does)", file=sys.stderr)
-        return 2
+        with quiet_loading():
+            from generative_recommenders.train.run import Arguments, run
+    except Exception as exc:  # libraries that do not fit raise whatever comes first: OSError, AttributeError, …
+        return _not_loaded(exc)
     try:
         if settings.get("RANK") in (None, 0):
             for warning in settings.strangers():
-                print(f"warning: {warning}", file=sys.stderr)
+                complain(f"warning: {warning}")
         return run(
             Arguments(
                 tuple(given.config), tuple(given.bind), given.run_name, given.runs_dir, given.device, given.resume
             )
         )
     except UserError as exc:
-        print(f"error: {exc}", file=sys.stderr)
+        complain(f"error: {exc}")
         return 2
 
 

@@ -8,7 +8,7 @@ import functools
 
 import torch
 
-from generative_recommenders import settings
+from generative_recommenders import disk, settings
 from generative_recommenders.data.dataset import RankingDataset
 from generative_recommenders.errors import UserError
 from generative_recommenders.modules.dlrm_hstu import DlrmHSTU, DlrmHSTUConfig, TaskConfig
@@ -35,9 +35,13 @@ def open_dataset(config: RunConfig, world: World) -> RankingDataset:
         except UserError as exc:
             problem = str(exc)
         except OSError as exc:
-            if exc.filename is None:
+            if disk.is_full(exc):
+                reason = f"no space left on its disk ({exc}); free some and run again"
+            elif exc.filename is None:
                 raise
-            problem = f"data set {config.data.dataset}: {exc.filename}: {exc.strerror}; check the path and permissions"
+            else:
+                reason = f"{exc.filename}: {exc.strerror}; check the path and permissions"
+            problem = f"data set {config.data.dataset}: {reason}"
     problem = world.gather(problem)[0]
     if problem is not None:
         raise UserError(problem)

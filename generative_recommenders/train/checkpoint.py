@@ -21,6 +21,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
+from generative_recommenders import disk
 from generative_recommenders.errors import UserError
 from generative_recommenders.modules.dlrm_hstu import DlrmHSTU
 from generative_recommenders.paths import user_path
@@ -30,6 +31,7 @@ from generative_recommenders.train.gin_files import FREE_ON_RESUME, RunConfig
 from generative_recommenders.train.optimizers import Optimizers
 
 FORMAT = 1
+WAY_ON = "free some, then go on with --resume or begin again"
 # A second checkpoint at one step replaces the first, which is out of the way under this suffix for a moment.
 REPLACED = ".replaced"
 NAME = re.compile(rf"step_(\d+)({re.escape(REPLACED)})?")
@@ -96,9 +98,13 @@ class Checkpointer:
         partial = self._folder / f"{final.name}.partial"
         try:
             self._write(partial, final, model, optimizers, progress, local)
-        except BaseException:
+        except BaseException as exc:
+            full = disk.is_full(first_cause(exc))
+            place = disk.where(self._folder, _bytes(_tensors(model, optimizers))) if full else ""
             if self._world.is_main:
                 shutil.rmtree(partial, ignore_errors=True)  # half a checkpoint serves nobody, least of all a full disk
+            if full:
+                raise disk.DiskFull(f"no space left on the disk{place} for a checkpoint; {WAY_ON}") from exc
             raise
         self._world.barrier()
         return final
@@ -122,7 +128,7 @@ class Checkpointer:
         self._world.barrier()
         if self._world.is_main:
             meta = self._meta(progress, model)
-            (partial / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
+            (partial / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
             if final.exists():
                 os.replace(final, final.with_name(final.name + REPLACED))
             os.replace(partial, final)
@@ -249,6 +255,18 @@ def _tensors(model: nn.Module, optimizers: Optimizers) -> dict:
     }
 
 
+def _bytes(state: dict) -> int:
+    """Bytes of this rank's part of a state."""
+    parts = [part for group in state.values() for part in group.values()]
+    tensors = [
+        local
+        for part in parts
+        for local in ([s.tensor for s in part.local_shards()] if hasattr(part, "local_shards") else [part])
+        if isinstance(local, torch.Tensor)
+    ]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 def _unflatten(flat: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
     nested: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in flat.items():
@@ -260,7 +278,7 @@ def _unflatten(flat: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tenso
 def _read_meta(path: pathlib.Path) -> dict:
     """``meta.json``, with ``progress`` as a ``Progress``."""
     try:
-        meta = json.loads((path / "meta.json").read_text())
+        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
         if meta["format"] != FORMAT:
             raise UserError(f"{path}: checkpoint format {meta['format']}, this version reads {FORMAT}")
         return {**meta, "progress": Progress(**meta["progress"])}

@@ -7,10 +7,10 @@ built, so a value out of range stops the run before any work. ``gin_files.py`` r
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
-from math import isfinite
 
 from generative_recommenders.errors import UserError
 
@@ -21,6 +21,10 @@ TASK_BITS = {"listen_plus": 1, "like": 2, "skip": 4}
 VALUE_TASKS = {"rating": ("item_rating", 0.01, 3.5)}
 TASKS = (*TASK_BITS, *VALUE_TASKS)
 SHARDINGS = ("row_wise", "table_wise", "column_wise")
+# Whole numbers of options stay below it, so that sums of a few fit 64 bits.
+LARGEST = 2**62
+# FBGEMM's tables have rows of whole groups of four numbers; the LMSD op takes eight columns at a time.
+TABLE_WIDTH_MULTIPLE, LMSD_WIDTH_MULTIPLE = 4, 8
 
 
 def option(
@@ -29,11 +33,13 @@ def option(
     *,
     low: float | None = None,
     high: float | None = None,
+    multiple_of: int | None = None,
     choices: tuple[str, ...] | None = None,
     environment: str | None = None,
 ) -> typing.Any:
     """A field of a section; ``environment`` names the knob that beats the gin file (``--bind`` beats both)."""
-    about = {"doc": doc, "low": low, "high": high, "choices": choices, "environment": environment}
+    about = {"doc": doc, "low": low, "high": high, "multiple_of": multiple_of, "choices": choices}
+    about["environment"] = environment
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: dict(default), metadata=about)
     return dataclasses.field(default=default, metadata=about)
@@ -63,7 +69,7 @@ def convert(name: str, value: object, hint: object, about: Mapping) -> object:
     kind = next(k for k in kinds if k is not type(None))
     kind = typing.get_origin(kind) or kind
     if kind is float and type(value) is int:
-        value = float(value)
+        value = float(value) if abs(value) < LARGEST else math.inf
     if kind is tuple and type(value) is list:
         value = tuple(value)
     if type(value) is not kind:
@@ -72,10 +78,12 @@ def convert(name: str, value: object, hint: object, about: Mapping) -> object:
     if choices is not None and value not in choices:
         raise UserError(f"{name} = {value!r}: expected one of {', '.join(choices)}")
     if kind in (int, float):
-        if (low is not None and not value >= low) or (high is not None and not value <= high) or value != value:
+        if abs(value) >= LARGEST if kind is int else not math.isfinite(value):
+            raise UserError(f"{name} = {value!r}: expected a finite number{' below 2**62' if kind is int else ''}")
+        too_low, too_high = low is not None and value < low, high is not None and value > high
+        multiple_of = about.get("multiple_of")
+        if too_low or too_high or (multiple_of and value % multiple_of):
             raise UserError(f"{name} = {value!r}: expected a value in {bounds(about)}")
-        if not isfinite(value):  # no such literal in gin or JSON
-            raise UserError(f"{name} = {value!r}: expected a finite number")
     return value
 
 
@@ -98,7 +106,8 @@ def bounds(about: Mapping) -> str:
     low, high = about["low"], about["high"]
     if low is None and high is None:
         return ""
-    return f"{'-inf' if low is None else low} to {'inf' if high is None else high}"
+    multiple = f", a multiple of {about['multiple_of']}" if about.get("multiple_of") else ""
+    return f"{'-inf' if low is None else low} to {'inf' if high is None else high}{multiple}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +149,7 @@ class OptimizerConfig(Section):
     sparse_lr: float = option(0.02, "base learning rate of row-wise Adagrad", low=0.0, high=10.0)
     beta1: float = option(0.95, "Adam's first beta", low=0.0, high=0.999999)
     beta2: float = option(0.999, "Adam's second beta", low=0.0, high=0.99999999)
-    eps: float = option(1e-8, "of both optimizers", low=0.0, high=1.0)
+    eps: float = option(1e-8, "of both optimizers (at 0 a gradient of 0 would make 0 / 0)", low=1e-15, high=1.0)
     clip_norm: float = option(1.0, "largest norm of the dense gradient; 0: no clipping", low=0.0)
     weight_decay: float = option(0.0, "decoupled decay of the dense weights (AdamW) where above 0", low=0.0, high=1.0)
     warmup_steps: int = option(0, "steps of linear warm-up, of both optimizers", low=0)
@@ -214,31 +223,35 @@ class ModelConfig(Section):
     tasks: tuple = option(
         ("listen_plus",), "what to predict, first the one that counts: listen_plus, like, skip; rating"
     )
-    hstu_embedding_dim: int = option(64, "model width D", low=2, high=8192)
-    embedding_dim: int | None = option(None, "width of the tables; None: D", low=1, high=8192)
+    hstu_embedding_dim: int = option(64, "model width D; a multiple of 4 unless embedding_dim is set", low=2, high=8192)
+    embedding_dim: int | None = option(
+        None, "width of the tables; None: D", low=TABLE_WIDTH_MULTIPLE, high=8192, multiple_of=TABLE_WIDTH_MULTIPLE
+    )
     hstu_num_layers: int = option(2, "STU layers", low=0, high=64)
     hstu_num_heads: int = option(2, "attention heads H", low=1, high=128)
     hstu_attn_qk_dim: int = option(32, "query and key width per head", low=1, high=1024)
-    hstu_attn_linear_dim: int = option(32, "value width per head", low=1, high=1024)
+    hstu_attn_linear_dim: int = option(
+        32, "value width per head; times hstu_num_heads a multiple of 8", low=1, high=1024
+    )
     max_seq_len: int | None = option(
         None, "longest sequence (context, history, candidate); None: what the data set needs", low=1, high=2**20
     )
     attn_norm: str = option("max_seq_len", "divisor of attention", choices=("max_seq_len", "batch_max"))
     input_dropout_ratio: float = option(0.2, "dropout on the encoded sequence", low=0.0, high=0.99)
     output_dropout_ratio: float = option(0.1, "dropout inside each STU layer", low=0.0, high=0.99)
-    preprocessor_hidden_dim: int = option(256, "hidden width of the content and action MLPs", low=1)
-    item_tower_hidden_dim: int = option(512, "hidden width of the candidate's tower", low=1)
-    head_hidden_dim: int = option(512, "hidden width of each task's head", low=1)
-    action_dim: int = option(8, "embedding width per action bit", low=1)
-    num_position_buckets: int = option(8192, "rows of the position table", low=1)
-    num_time_buckets: int = option(2048, "time table rows, less one", low=1)
+    preprocessor_hidden_dim: int = option(256, "hidden width of the content and action MLPs", low=1, high=65536)
+    item_tower_hidden_dim: int = option(512, "hidden width of the candidate's tower", low=1, high=65536)
+    head_hidden_dim: int = option(512, "hidden width of each task's head", low=1, high=65536)
+    action_dim: int = option(8, "embedding width per action bit", low=1, high=1024)
+    num_position_buckets: int = option(8192, "rows of the position table", low=1, high=2**20)
+    num_time_buckets: int = option(2048, "time table rows, less one", low=1, high=2**20)
     postprocessor: str = option(
         "timestamp", "of candidate rows after the stack", choices=("timestamp", "layer_norm", "l2_norm")
     )
     causal: bool = option(True, "a row sees earlier rows only")
     target_aware: bool = option(True, "a candidate sees the history and itself only")
-    max_attn_len: int = option(0, "sliding window of attention in rows; 0: none", low=0)
-    contextual_seq_len: int = option(0, "rows at the start that attend both ways", low=0)
+    max_attn_len: int = option(0, "sliding window of attention in rows; 0: none", low=0, high=2**20)
+    contextual_seq_len: int = option(0, "rows at the start that attend both ways", low=0, high=2**20)
     use_group_norm: bool = option(False, "output statistics per head")
     recompute_normed_x: bool = option(True, "redo the input norm in the backward: less memory, more time")
     recompute_uvqk: bool = option(True, "redo the projection in the backward")
@@ -285,6 +298,26 @@ class ModelConfig(Section):
             raise UserError(
                 f"model.tasks begins with {self.tasks[0]!r}: the first task's AUC is what counts, so begin with one of "
                 f"{', '.join(TASK_BITS)}"
+            )
+        self._check_widths()
+
+    def _check_widths(self) -> None:
+        if self.use_group_norm and self.hstu_num_heads == 1:
+            raise UserError(
+                "model.use_group_norm = True: needs model.hstu_num_heads of 2 or more (the statistics of one head are "
+                "the layer's own)"
+            )
+        if self.embedding_dim is None and self.hstu_embedding_dim % TABLE_WIDTH_MULTIPLE:
+            above = -(-self.hstu_embedding_dim // TABLE_WIDTH_MULTIPLE) * TABLE_WIDTH_MULTIPLE
+            raise UserError(
+                f"model.hstu_embedding_dim = {self.hstu_embedding_dim}: is the width of the tables too, which must be "
+                f"a multiple of {TABLE_WIDTH_MULTIPLE}; give model.embedding_dim = {above} beside it, or take {above}"
+            )
+        value_width = self.hstu_num_heads * self.hstu_attn_linear_dim
+        if self.hstu_num_layers and value_width % LMSD_WIDTH_MULTIPLE:
+            raise UserError(
+                f"model.hstu_attn_linear_dim = {self.hstu_attn_linear_dim}: times model.hstu_num_heads = "
+                f"{self.hstu_num_heads} it must be a multiple of {LMSD_WIDTH_MULTIPLE}, and {value_width} is none"
             )
 
 

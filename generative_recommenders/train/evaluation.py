@@ -15,6 +15,9 @@ from generative_recommenders.train.config import VALUE_TASKS
 from generative_recommenders.train.distributed import World
 from generative_recommenders.train.metrics import BinaryMetrics, BinaryResult, RegressionMetrics, RegressionResult
 
+WHILE_TRAINING = "lower the learning rates, or add warm-up"
+OF_LOADED_WEIGHTS = "the weights are those of a run that diverged, or damaged; evaluate an earlier checkpoint"
+
 
 class TrainingDiverged(RuntimeError):
     """Loss, gradients or predictions are no longer finite numbers."""
@@ -28,32 +31,35 @@ def evaluate(
     batch_size: int,
     world: World,
     after_batch: Callable[[int], None] = lambda samples: None,
+    advice: str = WHILE_TRAINING,
 ) -> dict[str, BinaryResult | RegressionResult]:
     """Task → figures over the whole hold-out, equal on every rank. A collective call.
 
     Args:
         after_batch: called with the number of samples this rank has scored so far; may raise to stop.
+        advice: what to do if predictions are not finite numbers.
 
     Raises:
-        TrainingDiverged: a prediction is not a finite number.
+        TrainingDiverged: a logit or a predicted value is not a finite number (nothing is ranked then).
     """
     was_training = model.training
     model.eval()
     collectors = {task: RegressionMetrics() if task in VALUE_TASKS else BinaryMetrics() for task in tasks}
-    finite, scored = True, 0
+    not_finite, scored = torch.zeros(len(tasks), dtype=torch.int64), 0
     try:
         for batch in dataset.batches([dataset.holdout], batch_size, world.rank, world.size):
             output, batch = run_model(model, batch, world.device)
-            finite = finite and bool(output.predictions.isfinite().all())
-            users = batch.user_ids.repeat_interleave(output.num_targets, output_size=output.predictions.shape[1])
+            not_finite += (~output.logits.isfinite()).sum(dim=1).cpu()
+            users = batch.user_ids.repeat_interleave(output.num_targets, output_size=output.logits.shape[1])
             for index, collector in enumerate(collectors.values()):
-                collector.update(output.predictions[index], output.labels[index], users)
+                collector.update(output.logits[index], output.labels[index], users)
             scored += batch.batch_size
             after_batch(scored)
     finally:
         model.train(was_training)
-    if world.sum_on_host(int(not finite))[0]:
-        raise TrainingDiverged("predictions on the hold-out are not finite: lower the learning rates, or add warm-up")
+    for task, count in zip(tasks, world.sum_on_host(*not_finite.tolist()), strict=True):
+        if count:
+            raise TrainingDiverged(f"{task}: {count:,} predictions on the hold-out are not finite numbers: {advice}")
     return {task: collector.compute(world) for task, collector in collectors.items()}
 
 

@@ -108,7 +108,7 @@ def load(files: Sequence[str], bindings: Sequence[str] = ()) -> RunConfig:
             path = str(user_path(path))
             if not os.path.isfile(path):
                 raise UserError(f"configuration file {path}: no such file; give the path of a gin file (see configs/)")
-            _parse(lambda path=path: gin.parse_config_file(path), path)
+            _parse(lambda path=path: _parse_file(path), path)
             sources.update(dict.fromkeys(_bound_names(), "gin"))
             macros_used |= _macros_used()
         for name, knob in _environment_names().items():
@@ -171,6 +171,12 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     elsewhere = [v for v in valid if v.split(".")[-1] == name.split(".")[-1]]  # the right option of another section
     close = elsewhere[:1] or difflib.get_close_matches(name, valid, n=1, cutoff=0.7)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def _parse_file(path: str) -> None:
+    """``gin.parse_config_file`` for files in UTF-8, whatever encoding the environment prefers."""
+    with open(path, encoding="utf-8") as file:
+        gin.parse_config(file)
 
 
 def _parse(read: Callable[[], object], where: str) -> None:

@@ -18,7 +18,13 @@ from generative_recommenders.data.dataset import RankingDataset, Window
 from generative_recommenders.train import randomness
 from generative_recommenders.train.checkpoint import Checkpointer, Progress, Restored
 from generative_recommenders.train.distributed import World
-from generative_recommenders.train.evaluation import TrainingDiverged, evaluate, run_model
+from generative_recommenders.train.evaluation import (
+    OF_LOADED_WEIGHTS,
+    WHILE_TRAINING,
+    TrainingDiverged,
+    evaluate,
+    run_model,
+)
 from generative_recommenders.train.flop_meter import FlopMeter
 from generative_recommenders.train.gin_files import RunConfig
 from generative_recommenders.train.metrics import BinaryResult
@@ -262,6 +268,7 @@ class Trainer:
         self.running.check(self.world)
         train = self.config.train
         batch_size = train.eval_batch_size or train.batch_size
+        advice = OF_LOADED_WEIGHTS if train.mode == "eval" else WHILE_TRAINING
 
         def after_batch(scored: int) -> None:
             self.signals.check(self.world)
@@ -271,7 +278,9 @@ class Trainer:
             self.mlperf.eval_start(self.progress.samples)
         began = time.monotonic()
         with self.reporter.watch.paused():
-            results = evaluate(self.model, self.dataset, self.config.model.tasks, batch_size, self.world, after_batch)
+            results = evaluate(
+                self.model, self.dataset, self.config.model.tasks, batch_size, self.world, after_batch, advice
+            )
         self.reporter.evaluation_seconds = time.monotonic() - began
         main = results[self.config.model.tasks[0]]
         if not main.one_class:

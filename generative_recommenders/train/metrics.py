@@ -1,9 +1,11 @@
 """Metrics of binary predictions (AUC, GAUC, NE, accuracy, calibration) and of predicted values (RMSE, MAE).
 
-All are exact over all samples and all ranks. A ``BinaryMetrics`` or ``RegressionMetrics`` object collects one
-evaluation on one rank; ``compute`` joins the ranks and forgets the samples, so that no evaluation sees another's. Where
-all labels are equal AUC and GAUC are 0.5 and NE 1.0 by definition, the result is marked ``one_class`` and never counts
-as reaching a target.
+All are exact over all samples and all ranks. They are taken from logits, in float64 where numbers are added: in fp32
+every probability from a logit of 17 on is the same 1, and order and log loss would be lost with it.
+
+A ``BinaryMetrics`` or ``RegressionMetrics`` object collects one evaluation on one rank; ``compute`` joins the ranks and
+forgets the samples, so that no evaluation sees another's. Where all labels are equal AUC and GAUC are 0.5 and NE 1.0 by
+definition, the result is marked ``one_class`` and never counts as reaching a target.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import dataclasses
 import math
 
 import torch
+import torch.nn.functional as F
 
 from generative_recommenders.train.distributed import World
 
@@ -41,12 +44,16 @@ def auc(scores: torch.Tensor, labels: torch.Tensor) -> float:
     """Area under the ROC curve: the chance that a positive scores above a negative, a tie counting one half.
 
     Args:
-        scores: [N] float, any monotone scale.
+        scores: [N] float, any monotone scale; logits rather than probabilities, which may have rounded to one number.
         labels: [N], 1 for positive, 0 for negative.
 
     Returns:
         The Mann-Whitney statistic over n1 · n0, or ``ONE_CLASS_AUC`` when there is one class only.
+
+    Raises:
+        ValueError: a score is not a finite number, so it has no place in the order.
     """
+    _check_finite(scores)
     labels = labels.to(torch.float64)
     positives = labels.sum().item()
     negatives = labels.numel() - positives
@@ -54,6 +61,11 @@ def auc(scores: torch.Tensor, labels: torch.Tensor) -> float:
         return ONE_CLASS_AUC
     ranks = _average_ranks(scores)
     return ((ranks * labels).sum().item() - positives * (positives + 1) / 2) / (positives * negatives)
+
+
+def _check_finite(scores: torch.Tensor) -> None:
+    if not scores.isfinite().all():
+        raise ValueError(f"{int((~scores.isfinite()).sum())} of {scores.numel()} scores are not finite numbers")
 
 
 def _average_ranks(scores: torch.Tensor) -> torch.Tensor:
@@ -68,7 +80,11 @@ def grouped_auc(scores: torch.Tensor, labels: torch.Tensor, groups: torch.Tensor
 
     Args:
         scores, labels, groups: [N]; ``groups`` are int64 user ids.
+
+    Raises:
+        ValueError: as ``auc``.
     """
+    _check_finite(scores)
     _, group, counts = torch.unique(groups, return_inverse=True, return_counts=True)
     order = torch.argsort(scores, stable=True)
     order = order[torch.argsort(group[order], stable=True)]
@@ -92,47 +108,53 @@ def grouped_auc(scores: torch.Tensor, labels: torch.Tensor, groups: torch.Tensor
     return ((each * weight).sum() / weight.sum()).item()
 
 
-def normalised_entropy(predictions: torch.Tensor, labels: torch.Tensor) -> float:
-    """Mean log loss over the entropy of the label's base rate (He et al. 2014); ``ONE_CLASS_NE`` for one class."""
-    p = predictions.to(torch.float64).clamp(1e-12, 1 - 1e-12)
-    y = labels.to(torch.float64)
+def normalised_entropy(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    """Mean log loss over the entropy of the label's base rate (He et al. 2014); ``ONE_CLASS_NE`` for one class.
+
+    ``logits``, ``labels``: [N]. The log loss is that of the logits as they are, however sure they are.
+    """
+    x, y = logits.to(torch.float64), labels.to(torch.float64)
     rate = y.mean().item()
     if rate in (0.0, 1.0):
         return ONE_CLASS_NE
-    loss = -(y * p.log() + (1 - y) * (1 - p).log()).mean().item()
+    loss = -(y * F.logsigmoid(x) + (1 - y) * F.logsigmoid(-x)).mean().item()
     return loss / -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
 
 
 class BinaryMetrics:
-    """Collects one task's predictions of one evaluation on this rank."""
+    """Collects one task's logits of one evaluation on this rank."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
-    def update(self, predictions: torch.Tensor, labels: torch.Tensor, users: torch.Tensor) -> None:
-        """Add [n] probabilities, 0/1 labels and int64 user ids, on any device; lengths must agree (``ValueError``)."""
-        if not (predictions.shape == labels.shape == users.shape and predictions.dim() == 1):
-            shapes = f"{tuple(predictions.shape)}, {tuple(labels.shape)}, {tuple(users.shape)}"
-            raise ValueError(f"predictions, labels and users must be one-dimensional of one length, got {shapes}")
-        self._parts.append((predictions.detach().float().cpu(), labels.detach().float().cpu(), users.cpu()))
+    def update(self, logits: torch.Tensor, labels: torch.Tensor, users: torch.Tensor) -> None:
+        """Add [n] logits, 0/1 labels and int64 user ids, on any device; lengths must agree (``ValueError``)."""
+        if not (logits.shape == labels.shape == users.shape and logits.dim() == 1):
+            shapes = f"{tuple(logits.shape)}, {tuple(labels.shape)}, {tuple(users.shape)}"
+            raise ValueError(f"logits, labels and users must be one-dimensional of one length, got {shapes}")
+        self._parts.append((logits.detach().float().cpu(), labels.detach().float().cpu(), users.cpu()))
 
     def compute(self, world: World) -> BinaryResult:
-        """Figures over the samples of all ranks, equal on every rank; empties the collector. A collective call."""
+        """Figures over the samples of all ranks, equal on every rank; empties the collector. A collective call.
+
+        Raises:
+            ValueError: on every rank, a logit of any rank is not a finite number.
+        """
         empty = (torch.empty(0), torch.empty(0), torch.empty(0, dtype=torch.int64))
         columns = list(zip(*(self._parts or [empty]), strict=True))
         self._parts = []
-        predictions, labels, users = (world.concatenate(torch.cat(column)) for column in columns)
-        if predictions.numel() == 0:
+        logits, labels, users = (world.concatenate(torch.cat(column)) for column in columns)
+        if logits.numel() == 0:
             return BinaryResult(ONE_CLASS_AUC, ONE_CLASS_AUC, ONE_CLASS_NE, 0.0, 1.0, 0, 0.0, one_class=True)
         rate = labels.mean(dtype=torch.float64).item()
-        mean = predictions.mean(dtype=torch.float64).item()
+        mean = torch.sigmoid(logits.to(torch.float64)).mean().item()
         return BinaryResult(
-            auc=auc(predictions, labels),
-            gauc=grouped_auc(predictions, labels, users),
-            ne=normalised_entropy(predictions, labels),
-            accuracy=((predictions >= 0.5) == (labels >= 0.5)).double().mean().item(),
+            auc=auc(logits, labels),
+            gauc=grouped_auc(logits, labels, users),
+            ne=normalised_entropy(logits, labels),
+            accuracy=((logits >= 0) == (labels >= 0.5)).double().mean().item(),
             calibration=mean / rate if rate > 0 else 1.0,
-            samples=predictions.numel(),
+            samples=logits.numel(),
             positive_rate=rate,
             one_class=rate in (0.0, 1.0),
         )

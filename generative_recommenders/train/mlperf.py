@@ -196,16 +196,15 @@ class MlperfLog:
     def close(self) -> None:
         """Close the file without an event: a resumed run goes on in it."""
         if self._log is not None:
-            for handler in list(self._log.logger.handlers):
+            handlers, self._log = list(self._log.logger.handlers), None
+            for handler in handlers:
                 handler.close()
-                self._log.logger.removeHandler(handler)
-            self._log = None
 
     def _forget_after(self, progress: Progress) -> None:
         """Drop what an earlier attempt logged past the checkpoint: later evaluations, one cut short, and its end."""
         samples, evaluated = progress.samples, progress.samples_at_last_eval
         kept = []
-        for line in self._path.read_text().splitlines():
+        for line in self._path.read_text(encoding="utf-8").splitlines():
             try:
                 event = json.loads(line.split(":::MLLOG ", 1)[1])
             except (IndexError, ValueError):
@@ -217,7 +216,14 @@ class MlperfLog:
             kept.append(line)
         while kept and '"block_start"' in kept[-1]:
             kept.pop()  # the resumed run starts this block itself
-        self._path.write_text("".join(line + "\n" for line in kept))
+        self._path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+
+
+class _Handler(logging.FileHandler):
+    """Raises what logging would print and forget: a log with a line missing is no record of a run."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        raise  # logging calls this while it handles the exception
 
 
 def _open(path: pathlib.Path, fresh: bool):
@@ -227,7 +233,7 @@ def _open(path: pathlib.Path, fresh: bool):
     except ImportError as exc:
         raise UserError(f"mlperf.enabled = True: {exc}; pip install mlperf-logging") from None
     logger = logging.Logger(f"mlperf.{path}", logging.INFO)
-    handler = logging.FileHandler(path, mode="w" if fresh else "a")
+    handler = _Handler(path, mode="w" if fresh else "a", encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger.addHandler(handler)
     return MLLogger(logger, root_dir=str(pathlib.Path(__file__).parents[2]))

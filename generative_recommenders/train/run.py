@@ -5,22 +5,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import errno
 import logging
 import os
 import pathlib
 import sys
+import threading
 import time
 import traceback
 import warnings
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from generative_recommenders import settings
+from generative_recommenders import disk, settings
 from generative_recommenders.data.dataset import RankingDataset
 from generative_recommenders.errors import UserError
 from generative_recommenders.ops.dispatch import BackendUnavailable
 from generative_recommenders.paths import user_path
+from generative_recommenders.terminal import complain
 from generative_recommenders.train import build, checkpoint, gin_files, report
 from generative_recommenders.train.checkpoint import Checkpointer
 from generative_recommenders.train.console import Terminal
@@ -75,7 +76,10 @@ def run(arguments: Arguments) -> int:
             attempt.close()
         except OSError as exc:  # the disk is full, or the terminal is gone
             status, orderly = status or FAILED, False
-            complain(f"error: {one_line(exc)}: the run's files are not complete")
+            path = attempt.folder and attempt.folder.path
+            if not (disk.is_full(exc) and attempt.disk_is_full):  # said already
+                complain(f"error: {one_line(exc, path)}: the run's files are not complete")
+            attempt.let_go()
     _leave(attempt.world, orderly, status)
     return status
 
@@ -96,6 +100,7 @@ class _Attempt:
         self.warnings: list[str] = []
         self.figures: list[tuple[str, str]] = []
         self.kept_traceback = False
+        self.disk_is_full = False
         self.began = False  # whether the set-up is done
 
     @property
@@ -238,18 +243,19 @@ class _Attempt:
 
     def fail(self, exc: BaseException) -> None:
         """Note and print why the run ended."""
-        reason = one_line(exc)
+        reason = one_line(exc, self.folder and self.folder.path)
         self.result.status, self.result.reason = "failed", reason
+        self.disk_is_full = disk.is_full(exc)
         on_all_ranks = isinstance(exc, (UserError, BackendUnavailable, Stopped, TrainingDiverged))
         if not self.is_main and on_all_ranks:
             return
-        expected = on_all_ranks or self.is_input_error(exc)
+        expected = on_all_ranks or self.is_input_error(exc) or self.disk_is_full
         if settings.get("HSTU_TRACEBACK"):
             traceback.print_exc()
         elif not expected and self.folder is not None and self.folder.path.is_dir():
             kept = self.folder.path / f"traceback_rank{launched_rank()}.txt"
             with contextlib.suppress(OSError):
-                kept.write_text("".join(traceback.format_exception(exc)))
+                kept.write_text("".join(traceback.format_exception(exc)), encoding="utf-8")
                 self.kept_traceback = True
                 reason += f" (traceback in {kept})"
         if self.terminal is not None:
@@ -283,6 +289,12 @@ class _Attempt:
         self.mlperf.close()
         self.folder.finish(self.result)
 
+    def let_go(self) -> None:
+        """Close what an ending that failed has left open; a full disk has been said by then."""
+        for close in (self.mlperf.close, *([self.folder.close] if self.folder else [])):
+            with contextlib.suppress(OSError):
+                close()
+
     def _leave_a_note(self) -> None:
         """A run that was named but failed before it had a folder still leaves its result, unless one is there."""
         if self.arguments.run_name is None:
@@ -300,6 +312,13 @@ def hush_libraries() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     for module in ("torch", "torchrec", "fbgemm_gpu"):
         warnings.filterwarnings("ignore", module=rf"{module}\b.*")
+    threading.excepthook = _thread_failed
+
+
+def _thread_failed(failure: threading.ExceptHookArgs) -> None:
+    """A full disk that TensorBoard's writer meets is said by the run, whose next figure raises it."""
+    if not disk.is_full(failure.exc_value):
+        threading.__excepthook__(failure)
 
 
 def open_folder(arguments: Arguments, world: World) -> RunFolder:
@@ -336,28 +355,22 @@ def _take_folder(arguments: Arguments) -> RunFolder:
     return folder
 
 
-def one_line(exc: BaseException) -> str:
-    """The message of an exception in one line; its type where it is not one of ours."""
+def one_line(exc: BaseException, folder: pathlib.Path | None = None) -> str:
+    """The message of an exception in one line; its type where it is not one of ours. ``folder``: the run's."""
     exc = checkpoint.first_cause(exc)
     text = " ".join(str(exc).split()) or type(exc).__name__
-    if isinstance(exc, (UserError, BackendUnavailable, Stopped, TrainingDiverged)):
+    if isinstance(exc, (UserError, BackendUnavailable, Stopped, TrainingDiverged, disk.DiskFull)):
         return text
+    if disk.is_full(exc):
+        return f"no space left on the disk{disk.where(folder)}; {checkpoint.WAY_ON}"
     if isinstance(exc, OSError) and exc.filename is not None:
         return f"{exc.filename}: {exc.strerror}; check the path, its permissions and the space on its disk"
-    if isinstance(exc, OSError) and exc.errno == errno.ENOSPC:
-        return "no space left on the disk of the run folder; free some, then go on with --resume or begin again"
     return shorten(f"{type(exc).__name__}: {text}")
 
 
 def shorten(text: str, longest: int = 400) -> str:
     """The beginning of a text that some libraries make very long."""
     return text if len(text) <= longest else f"{text[:longest]} …"
-
-
-def complain(text: str) -> None:
-    """A line on stderr, if there still is one."""
-    with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
 
 
 def _leave(world: World | None, orderly: bool, status: int) -> None:

@@ -45,8 +45,12 @@ class Result:
 def write_atomically(path: pathlib.Path, text: str) -> None:
     """Write a file whole or not at all."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    os.replace(partial, path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)  # cut off by a full disk, it is of no use
+        raise
 
 
 class RunFolder:
@@ -105,7 +109,7 @@ class RunFolder:
         if not self.metrics_file.exists():
             return []
         rows = []
-        for line in self.metrics_file.read_text().splitlines():
+        for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
             try:
                 rows.append(json.loads(line))
             except ValueError:
@@ -116,7 +120,7 @@ class RunFolder:
         """Append a row to ``metrics.jsonl`` and its numbers to TensorBoard. Non-finite numbers are written as null."""
         row = {"kind": kind, "step": step, "samples": samples, **figures}
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-        with self.metrics_file.open("a") as file:
+        with self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(clean, allow_nan=False) + "\n")
         if self._writer is not None:
             for name, value in figures.items():
@@ -127,10 +131,16 @@ class RunFolder:
     def finish(self, result: Result) -> None:
         """Write ``result.json``, close the event files, let go of the folder."""
         self.write_result(result)
-        if self._writer is not None:
-            self._writer.close()
+        self.close()
+
+    def close(self) -> None:
+        """Close the event files and let go of the folder."""
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        finally:
             self._writer = None
-        self.release()
+            self.release()
 
     def discard(self) -> None:
         """Remove the folder of a run that never began, and the folder around it if that is empty then."""
@@ -189,7 +199,7 @@ def _check_earlier(path: pathlib.Path, resume: bool) -> None:
 def _has_results(path: pathlib.Path) -> bool:
     """Whether a run ended as asked, or with an evaluation; not one that was killed or stopped before any."""
     try:
-        result = json.loads((path / "result.json").read_text())
+        result = json.loads((path / "result.json").read_text(encoding="utf-8"))
         return result["status"] == "ok" or bool(result["auc"])
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -119,3 +119,9 @@ def test_auc_counts_pairs(seed):
 
 def test_auc_of_one_class_is_not_a_number():
     assert math.isnan(auc([1, 1], [0.1, 0.2])) and math.isnan(auc([], []))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_no_number_is_not_ranked(bad):
+    with pytest.raises(ValueError, match="cannot be ranked"):
+        auc(np.array([1, 0, 1]), np.array([0.2, bad, 0.1]))

@@ -271,6 +271,8 @@ def test_bfloat16_autocast_stays_close_and_returns_float32(toy):
     a, b = wide(*toy.batch(samples)), narrow(*toy.batch(samples))
     assert b.user_embedding.dtype == b.predictions.dtype == b.loss.dtype == torch.float32
     assert torch.equal(a.item_embedding, b.item_embedding)
+    with torch.autocast("cpu", torch.bfloat16):  # the configuration says what is cast, not the caller
+        assert torch.equal(wide(*toy.batch(samples)).logits, a.logits) and a.logits.dtype == torch.float32
     assert 0 < (a.predictions - b.predictions).abs().max() < 0.05
     b.loss.backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in narrow.parameters())

@@ -195,6 +195,21 @@ def test_heads_are_separate():
     assert head.heads[1][0].weight.grad is None or head.heads[1][0].weight.grad.abs().sum() == 0
 
 
+def test_a_head_gives_the_logits_beside_the_predictions_in_float32_whatever_the_caller_casts():
+    """In bfloat16 logits of 25 and 25.05 are one number, and so are their fp32 probabilities."""
+    head = MultitaskHead(4, (TaskConfig("a"), TaskConfig("b", "regression", "value", label_center=3.0)), hidden_dim=8)
+    user, item = torch.randn(64, 4), torch.randn(64, 4)
+    with torch.no_grad():
+        head.heads[0][-1].bias += 25
+    alone = head(user, item)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = head(user, item)
+    assert torch.equal(inside.logits, alone.logits) and inside.logits.dtype == torch.float32
+    assert alone.logits[0].unique().numel() > 60 and alone.predictions[0].unique().numel() == 1
+    torch.testing.assert_close(alone.logits[0], head.heads[0](user * item)[:, 0])
+    assert torch.equal(alone.logits[1], alone.predictions[1])
+
+
 def test_a_regression_label_has_a_unit_and_a_centre():
     task = TaskConfig("r", "regression", "value", label_scale=0.01, label_center=3.5, loss_weight=1.0)
     head = MultitaskHead(4, (task,), hidden_dim=8)

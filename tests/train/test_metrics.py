@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import pytest
+import scipy.special
+import scipy.stats
 import torch
 
 from generative_recommenders.train.metrics import BinaryMetrics, RegressionMetrics, auc, grouped_auc, normalised_entropy
@@ -125,15 +127,59 @@ def test_grouped_auc_is_the_weighted_mean_over_users_with_both_classes(seed):
 
 def test_normalised_entropy_of_the_base_rate_is_one():
     labels = torch.tensor([1, 0, 0, 0])
-    assert normalised_entropy(torch.full((4,), 0.25), labels) == pytest.approx(1.0)
-    assert normalised_entropy(labels.float(), labels) < 1e-6
+    assert normalised_entropy(torch.full((4,), 0.25).logit(), labels) == pytest.approx(1.0)
+    assert normalised_entropy(40.0 * (2 * labels - 1), labels) < 1e-6
 
 
 def test_accuracy_and_calibration():
-    result = measure(([0.9, 0.6, 0.4, 0.1], [1, 0, 0, 0]))
+    result = measure((torch.tensor([0.9, 0.6, 0.4, 0.1]).logit().tolist(), [1, 0, 0, 0]))
     assert result.accuracy == 0.75
     assert result.calibration == pytest.approx(2.0)
     assert result.positive_rate == 0.25
+
+
+def of_logits(logits, labels):
+    """The figures of [N] logits and labels by scipy, in float64: AUC by its U statistic, NE, accuracy, calibration."""
+    logits, labels = np.asarray(logits, np.float64), np.asarray(labels, bool)
+    u = scipy.stats.mannwhitneyu(logits[labels], logits[~labels]).statistic
+    loss = -np.where(labels, scipy.special.log_expit(logits), scipy.special.log_expit(-logits)).mean()
+    rate = labels.mean()
+    entropy = scipy.special.entr([rate, 1 - rate]).sum()
+    mean = scipy.special.expit(logits).mean()
+    return u / labels.sum() / (~labels).sum(), loss / entropy, ((logits >= 0) == labels).mean(), mean / rate
+
+
+@pytest.mark.parametrize("shift", [-80.0, -25.0, 0.0, 25.0, 80.0])
+def test_sure_predictions_keep_their_order_and_their_loss(shift):
+    """From a logit of 17 on every fp32 probability is 1, from -104 on 0: what is measured is the logit."""
+    generator = torch.Generator().manual_seed(5)
+    # Multiples of 1/64, so that fp32 holds every shifted logit exactly and each figure has one right value.
+    logits = torch.randint(-200, 200, (500,), generator=generator) / 64
+    labels = (torch.rand(500, generator=generator) < torch.sigmoid(logits)).float()
+    users = torch.randint(0, 20, (500,), generator=generator)
+    metrics = BinaryMetrics()
+    metrics.update(logits, labels, users)
+    before = metrics.compute(Ranks())
+    metrics.update(logits + shift, labels, users)
+    after = metrics.compute(Ranks())
+    assert (after.auc, after.gauc) == (before.auc, before.gauc) and 0.7 < after.auc < 0.9 and 0.7 < after.gauc < 0.95
+    figures = (after.auc, after.ne, after.accuracy, after.calibration)
+    assert figures == pytest.approx(of_logits((logits + shift).tolist(), labels.tolist()), rel=1e-12)
+
+
+def test_a_logit_just_below_zero_says_no():
+    """The fp32 sigmoid of -1e-9 is 0.5."""
+    assert measure(([-1e-9, 0.0], [0, 1])).accuracy == 1.0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_no_number_is_not_ranked(bad):
+    scores, labels, users = columns([0.3, bad, 0.1], [1, 0, 1])
+    for figure in (lambda: auc(scores, labels), lambda: grouped_auc(scores, labels, users)):
+        with pytest.raises(ValueError, match="1 of 3 scores are not finite"):
+            figure()
+    with pytest.raises(ValueError, match="not finite"):
+        measure(([0.3, 0.2], [1, 0]), ([bad], [1]))  # of another rank
 
 
 def test_errors_of_values_over_all_ranks():

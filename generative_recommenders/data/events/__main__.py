@@ -6,11 +6,12 @@ import argparse
 import sys
 
 from generative_recommenders.data.events.files import ROLES, EventColumns, events_source
-from generative_recommenders.data.prepare.command_line import add_prepare_options, guarded, run_prepare
+from generative_recommenders.data.prepare.command_line import add_prepare_options, run_prepare
 from generative_recommenders.data.prepare.progress import Progress
 from generative_recommenders.data.prepare.source import find_files
 from generative_recommenders.data.prepare.verify import describe, verify
 from generative_recommenders.errors import UserError
+from generative_recommenders.terminal import guarded, show
 
 
 def parser() -> argparse.ArgumentParser:
@@ -69,15 +70,14 @@ def run(options: argparse.Namespace) -> None:
         run_prepare(source, options.cache, options.min_history, options)
     elif options.command == "verify":
         verify(options.cache, Progress())
-        print(f"{options.cache}: every checksum and every column is right")
+        show(f"{options.cache}: every checksum and every column is right")
     else:
-        print(describe(options.cache))
+        show(describe(options.cache))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point; returns the exit status."""
-    options = parser().parse_args(arguments)
-    return guarded(lambda: run(options))
+    return guarded(lambda: run(parser().parse_args(arguments)))
 
 
 def _listed(text: str) -> list[str]:

@@ -80,7 +80,7 @@ def sha256(path: pathlib.Path) -> str:
 def replace_file(path: pathlib.Path, text: str) -> None:
     """Write a small file so that it is either the old or the new one, whatever happens in between."""
     partial = path.with_name(path.name + ".partial")
-    with open(partial, "w") as file:
+    with open(partial, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -1,16 +1,15 @@
-"""What the data commands share: options of preparation, printing of errors, exit codes."""
+"""What the data commands share: options of preparation, and its summary."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable
 
 from generative_recommenders.data.prepare.engine import Limits
 from generative_recommenders.data.prepare.pipeline import prepare
 from generative_recommenders.data.prepare.progress import Progress
 from generative_recommenders.data.prepare.source import Source
 from generative_recommenders.data.prepare.verify import describe
+from generative_recommenders.terminal import show
 
 
 def add_prepare_options(parser: argparse.ArgumentParser, min_history: int | None) -> None:
@@ -43,19 +42,4 @@ def run_prepare(source: Source, cache: str, min_history: int, options: argparse.
         check_space=not options.no_space_check,
         progress=Progress(),
     )
-    print(describe(cache))
-
-
-def guarded(main: Callable[[], None]) -> int:
-    """Run a command; bad input is one line on stderr and status 2, an interruption status 130."""
-    from generative_recommenders.errors import UserError
-
-    try:
-        main()
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped: run the same command again to go on", file=sys.stderr)
-        return 130
-    return 0
+    show(describe(cache))

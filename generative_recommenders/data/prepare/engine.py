@@ -11,12 +11,12 @@ import dataclasses
 import os
 import pathlib
 import re
-import shutil
 from collections.abc import Iterator
 
 import duckdb
 import pyarrow
 
+from generative_recommenders import disk
 from generative_recommenders.errors import UserError
 
 MIB = 2**20
@@ -97,7 +97,7 @@ def readable_errors(what: str, folder: pathlib.Path | None = None) -> Iterator[N
     except duckdb.Error as error:
         # Python errors raised while DuckDB pulls from a Python generator come back wrapped in its own.
         text = " ".join(str(error).split())
-        if "No space left" in text or "max_temp_directory_size" in text or "Disk quota" in text:
+        if disk.is_full(error):
             raise disk_full(what, folder) from None
         if found := _CSV_FAULT.search(str(error)):
             raise UserError(_csv_fault(found, str(error))) from None
@@ -105,7 +105,7 @@ def readable_errors(what: str, folder: pathlib.Path | None = None) -> Iterator[N
             raise UserError(f"{what}: the memory limit is too small for this input: raise --memory ({text})") from None
         raise UserError(f"{what}: {text}") from None
     except (OSError, pyarrow.ArrowException) as error:  # while rows stream, the engine's errors come as Arrow's
-        if "No space left" in str(error) or getattr(error, "errno", None) in (28, 122):  # ENOSPC, EDQUOT
+        if disk.is_full(error):
             raise disk_full(what, folder) from None
         raise UserError(f"{what}: {' '.join(str(error).split())}") from None
 
@@ -124,12 +124,10 @@ def _csv_fault(found: re.Match, text: str) -> str:
     return f"{place}: {reason[0].rstrip('.') if reason else 'it cannot be read'}: mend the line"
 
 
-def disk_full(what: str, folder: pathlib.Path | None) -> UserError:
+def disk_full(what: str, folder: pathlib.Path | None, needed: int | None = None) -> UserError:
     """The message for a disk that ran full."""
-    where, free = "", ""
-    if folder is not None and folder.exists():
-        where, free = f" under {folder}", f" ({shutil.disk_usage(folder).free / 1e9:.2f} GB left)"
-    return UserError(f"{what}: the disk{where} is full{free}: free some space and run again, it continues")
+    place, room = ("", "") if folder is None else (f" under {folder}", disk.room(folder, needed))
+    return UserError(f"{what}: the disk{place} is full{room}: free some space and run again, it continues")
 
 
 def utc_connection(threads: int | None = None) -> duckdb.DuckDBPyConnection:

@@ -68,7 +68,7 @@ class Job:
             yield True
             return
         self.work.mkdir(parents=True, exist_ok=True)
-        with open(self.work / "lock", "w") as lock:
+        with open(self.work / "lock", "wb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -110,13 +110,13 @@ class Job:
 
     def _earlier_digest(self) -> str | None:
         try:
-            return json.loads((self.folder / PREPARATION).read_text())["fingerprint"]
+            return json.loads((self.folder / PREPARATION).read_text(encoding="utf-8"))["fingerprint"]
         except (OSError, ValueError, KeyError):
             return None
 
     def _load_state(self) -> None:
         try:
-            earlier = json.loads((self.work / STATE).read_text())
+            earlier = json.loads((self.work / STATE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             earlier = {}
         if earlier.get("fingerprint") == self._digest:

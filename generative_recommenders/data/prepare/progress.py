@@ -40,7 +40,7 @@ class Progress:
         except BaseException:
             self._stop(ticker, stop)
             if self._terminal:
-                self._stream.write("\n")
+                self._print("", end="\n")
             raise
         self._stop(ticker, stop)
         self._done = self._total
@@ -91,8 +91,11 @@ class Progress:
     def _print(self, text: str, end: str) -> None:
         if self._stream is None:
             return
-        self._stream.write(f"\r\x1b[K{text}{end}" if self._terminal else text + end)
-        self._stream.flush()
+        try:
+            self._stream.write(f"\r\x1b[K{text}{end}" if self._terminal else text + end)
+            self._stream.flush()
+        except (OSError, ValueError):  # whoever read it is gone: the work goes on in silence
+            self._stream = None
 
 
 def _clock(seconds: float) -> str:

@@ -56,6 +56,8 @@ def synthetic_yambda(
     from generative_recommenders.data.reader import HistoryOptions
     from generative_recommenders.data.windows import split_last_day
 
+    if round(holdout_days * 86_400) < 1:
+        raise UserError(f"synthetic_yambda.holdout_days = {holdout_days}: give at least a second, 1 / 86400")
     spec = SyntheticSpec(
         users=users, items=items, days=days, events_median=events_median, events_mean=events_mean, seed=seed
     )
@@ -96,7 +98,7 @@ def true_probability(truth: str | pathlib.Path, cache: EventCache, events: np.nd
 def _generated_cache(folder: pathlib.Path, spec: SyntheticSpec, min_history: int) -> EventCache:
     folder.mkdir(parents=True, exist_ok=True)
     cache = cache_folder(folder, _SIZE)
-    with open(folder / "lock", "w") as lock:
+    with open(folder / "lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (cache / MARKER).exists():
             with contextlib.suppress(UserError):  # made by another version: goes on below

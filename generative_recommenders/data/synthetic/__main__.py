@@ -6,14 +6,14 @@ import argparse
 import dataclasses
 import sys
 
-from generative_recommenders.data.prepare.command_line import guarded
 from generative_recommenders.data.synthetic.generate import generate
 from generative_recommenders.data.synthetic.spec import SyntheticSpec, yambda_like
 from generative_recommenders.data.yambda.layout import SIZES
+from generative_recommenders.terminal import guarded, show
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m generative_recommenders.data.synthetic", description=__doc__)
     parser.add_argument("--path", required=True, help="folder for the files")
     parser.add_argument("--size", default="50m", choices=SIZES, help="the name that the files go by (default 50m)")
@@ -24,14 +24,19 @@ def main(arguments: list[str] | None = None) -> int:
         "may be missed widely; the number written is printed (default: a small data set of 100 users)",
     )
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
+    return parser
 
-    def run() -> None:
-        spec = SyntheticSpec() if options.events is None else yambda_like(options.events)
-        events = generate(options.path, dataclasses.replace(spec, seed=options.seed), size=options.size)
-        print(f"{options.path}: {events:,} events")
 
-    return guarded(run)
+def run(options: argparse.Namespace) -> None:
+    """Do what the command line says."""
+    spec = SyntheticSpec() if options.events is None else yambda_like(options.events)
+    events = generate(options.path, dataclasses.replace(spec, seed=options.seed), size=options.size)
+    show(f"{options.path}: {events:,} events")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return guarded(lambda: run(parser().parse_args(arguments)))
 
 
 if __name__ == "__main__":

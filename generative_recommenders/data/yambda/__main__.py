@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from generative_recommenders.data.prepare.command_line import add_prepare_options, guarded, run_prepare
+from generative_recommenders.data.prepare.command_line import add_prepare_options, run_prepare
 from generative_recommenders.data.prepare.progress import Progress
 from generative_recommenders.data.prepare.verify import describe, verify
 from generative_recommenders.data.yambda.download import download
 from generative_recommenders.data.yambda.files import yambda_source
 from generative_recommenders.data.yambda.layout import MIN_HISTORY, SIZES, cache_folder
+from generative_recommenders.terminal import guarded, show
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,16 +46,15 @@ def run(options: argparse.Namespace) -> None:
         return run_prepare(yambda_source(options.path, options.size), cache, least, options)
     if options.command == "verify":
         verify(cache, Progress())
-        print(f"{cache}: every checksum and every column is right")
+        show(f"{cache}: every checksum and every column is right")
         return None
-    print(describe(cache))
+    show(describe(cache))
     return None
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point; returns the exit status."""
-    options = parser().parse_args(arguments)
-    return guarded(lambda: run(options))
+    return guarded(lambda: run(parser().parse_args(arguments)))
 
 
 if __name__ == "__main__":

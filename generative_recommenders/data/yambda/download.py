@@ -6,10 +6,13 @@ import pathlib
 import shutil
 from collections.abc import Callable
 
+from generative_recommenders import disk
 from generative_recommenders.data.prepare.columns import sha256
+from generative_recommenders.data.prepare.engine import disk_full
 from generative_recommenders.data.yambda.layout import MAPPINGS, require_size
 from generative_recommenders.errors import UserError
 from generative_recommenders.paths import user_path
+from generative_recommenders.terminal import show
 
 REPOSITORY = "yandex/yambda"
 
@@ -19,7 +22,7 @@ def hub_files(size: str) -> list[str]:
     return [f"flat/{require_size(size)}/multi_event.parquet", *MAPPINGS.values()]
 
 
-def download(path: str | pathlib.Path, size: str, say: Callable[[str], None] = print) -> None:
+def download(path: str | pathlib.Path, size: str, say: Callable[[str], object] = show) -> None:
     """Fetch the files of a size into the folder ``path``; files that are there and right are left alone.
 
     The hub's client resumes a partial transfer and gives a file its name when it is complete; then its sha256 must be
@@ -46,6 +49,8 @@ def download(path: str | pathlib.Path, size: str, say: Callable[[str], None] = p
         try:
             hub.hf_hub_download(REPOSITORY, name, repo_type="dataset", local_dir=str(folder))
         except Exception as error:
+            if disk.is_full(error):
+                raise disk_full(f"fetching {folder / name}", folder, infos[name].size) from None
             raise _unreachable(folder, [name], error) from None
         if not _is_right(folder / name, infos[name]):
             (folder / name).unlink(missing_ok=True)

@@ -82,7 +82,7 @@ def tuned_file() -> pathlib.Path:
 def tuned_table() -> dict[str, LaunchConfig]:
     """Configurations found by an earlier tuning run, or an empty table; a damaged file counts as empty."""
     try:
-        entries = json.loads(tuned_file().read_text())
+        entries = json.loads(tuned_file().read_text(encoding="utf-8"))
         return {key: LaunchConfig(**value) for key, value in entries.items()}
     except (OSError, ValueError, TypeError):
         return {}

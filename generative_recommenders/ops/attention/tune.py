@@ -13,12 +13,14 @@ import dataclasses
 import json
 import os
 import pathlib
+import sys
 from collections.abc import Callable
 
 import torch
 
 from generative_recommenders.ops.attention import configs, triton_launch
 from generative_recommenders.ops.attention.call import AttentionCall
+from generative_recommenders.terminal import guarded, show
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 CANDIDATES = tuple(
@@ -58,7 +60,7 @@ class Scratch:
 
 
 def tune(
-    scratch: Scratch, time_call: Callable[[Callable[[], None]], float], candidates=CANDIDATES, report=print
+    scratch: Scratch, time_call: Callable[[Callable[[], None]], float], candidates=CANDIDATES, report=show
 ) -> dict[str, configs.LaunchConfig]:
     """Fastest candidate of each kernel by ``time_call`` (milliseconds of one launch); stores and returns them."""
     found = {}
@@ -89,12 +91,13 @@ def store(found: dict[str, configs.LaunchConfig], path: pathlib.Path | None = No
     configs.tuned_table.cache_clear()
     table = {key: dataclasses.asdict(value) for key, value in {**configs.tuned_table(), **found}.items()}
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(table, indent=1) + "\n")
+    partial.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
     os.replace(partial, path)
     configs.tuned_table.cache_clear()
 
 
 def main() -> None:
+    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, default in (("batch", 64), ("length", 2048), ("heads", 4), ("d-qk", 128), ("d-v", 128)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -109,8 +112,8 @@ def main() -> None:
         torch.device("cuda", torch.cuda.current_device()),
     )  # fmt: skip
     tune(scratch, lambda fn: triton.testing.do_bench(fn, warmup=20, rep=60, return_mode="median"))
-    print(f"written to {configs.tuned_file()}")
+    show(f"written to {configs.tuned_file()}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(guarded(main))
