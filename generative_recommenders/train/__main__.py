@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -12,10 +13,10 @@ from generative_recommenders.errors import UserError
 
 
 class _Parser(argparse.ArgumentParser):
-    """Errors in one line."""
+    """Errors in one line, that the caller prints."""
 
     def error(self, message: str):
-        self.exit(2, f"error: {message}; see --help\n")
+        raise UserError(f"{message}; see --help")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,7 +29,14 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--run-name", help="folder of the run under --runs-dir (default: configuration and time)")
     options.add_argument("--runs-dir", default="runs", help="where run folders are made (default: runs)")
     options.add_argument("--device", default="auto", help="auto (GPU if there is one), cpu or cuda")
-    options.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of --run-name")
+    options.add_argument(
+        "--resume",
+        nargs="?",
+        const="yes",
+        default="no",
+        choices=("yes", "auto"),
+        help="go on from the newest checkpoint of --run-name; --resume=auto begins where there is nothing yet",
+    )
     options.add_argument("--list-options", action="store_true", help="print every option with its range, and end")
     return options
 
@@ -42,16 +50,38 @@ def _show(text: str) -> int:
     return 0
 
 
+def _refuse(problem: str) -> None:
+    """Say what is wrong with the command line; where there are other ranks, through rank 0 and so that they end too."""
+    speaks = True
+    with contextlib.suppress(ImportError):
+        try:
+            if (settings.get("WORLD_SIZE") or 1) > 1:
+                from generative_recommenders.train.meeting import NotMet, meet
+
+                try:
+                    meet({}, problem)
+                except UserError as exc:
+                    problem, speaks = str(exc), isinstance(exc, NotMet) or not settings.get("RANK")
+        except UserError:
+            pass  # the launcher's variables are not in order either: one thing at a time
+    if speaks:
+        print(f"error: {problem}", file=sys.stderr)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line, run, and return the exit status."""
-    given = parser().parse_args(argv)
     settings.share_cores_politely()
+    try:
+        given = parser().parse_args(argv)
+        if not given.config and not given.list_options:
+            parser().error("--config is missing: give a gin file, for example configs/synthetic.gin")
+    except UserError as exc:
+        _refuse(str(exc))
+        raise SystemExit(2) from None
     if given.list_options:
         from generative_recommenders.train.options_table import options_table
 
         return _show(options_table())
-    if not given.config:
-        parser().error("--config is missing: give a gin file, for example configs/synthetic.gin")
     try:
         from generative_recommenders.train.run import Arguments, run
     except ImportError as exc:
@@ -59,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         if settings.get("RANK") in (None, 0):
-            for warning in settings.strangers():
+            for warning in filter(None, [*settings.strangers(), settings.lonely_task()]):
                 print(f"warning: {warning}", file=sys.stderr)
         return run(
             Arguments(
