@@ -7,8 +7,10 @@ and one that never comes stops them after ``HSTU_JOIN_SECONDS``.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
+import secrets
 import time
 from collections.abc import Sequence
 
@@ -42,16 +44,10 @@ def meet(said: Statement, problem: str | None = None) -> dist.Store | None:
             raise UserError(problem)
         return None
     rank, limit = settings.get("RANK"), settings.get("HSTU_JOIN_SECONDS")
+    own = {"size": size, "problem": problem, "said": dict(said), "nonce": secrets.token_hex(8)}
     try:
         store = _find_store(rank, limit)
-        store.set(f"statement/{rank}", json.dumps({"size": size, "problem": problem, "said": dict(said)}))
-        if rank == 0:
-            verdict = _judge(store, size, limit)
-            store.set("verdict", json.dumps(verdict))
-        else:
-            store.wait(["verdict"], datetime.timedelta(seconds=limit + MARGIN_SECONDS))
-            verdict = json.loads(store.get("verdict"))
-            store.add("heard", 1)
+        token, verdict = _lead(store, own, limit) if rank == 0 else _follow(store, rank, own, limit + MARGIN_SECONDS)
     except (dist.DistError, RuntimeError) as exc:
         if problem is not None:
             raise NotMet(problem) from None
@@ -61,39 +57,78 @@ def meet(said: Statement, problem: str | None = None) -> dist.Store | None:
             f"rank {rank} of {size}: did not meet rank 0 at {place} within {limit:g} s (HSTU_JOIN_SECONDS): see what "
             f"rank 0 said, or why it was not started ({reason[:200]})"
         ) from None
-    if verdict is None:
-        return store
-    if rank == 0:
-        _let_others_hear(store, size)
-    raise UserError(verdict)
+    if verdict is not None:
+        raise UserError(verdict)
+    return dist.PrefixStore(token, store)
 
 
 def _find_store(rank: int, limit: float) -> dist.Store:
     """The launcher's store, or one that rank 0 opens."""
     # The size only decides for how many rank 0 waits in here: for itself. _judge waits for all, and can name them.
     rendezvous = dist.rendezvous("env://", rank, 1, timeout=datetime.timedelta(seconds=limit))
-    return dist.PrefixStore("meeting", next(rendezvous)[0])
+    return next(rendezvous)[0]
 
 
-def _judge(store: dist.Store, size: int, limit: float) -> str | None:
-    """What stands against beginning, by all ranks' statements, or ``None``."""
+def _lead(store: dist.Store, own: dict, limit: float) -> tuple[str, str | None]:
+    """Rank 0's part: a new token for this attempt, everyone's statement, a verdict (``None``: begin)."""
+    # An elastic launcher's store outlives the processes: what an earlier attempt left in it must not be taken for news.
+    token = secrets.token_hex(8)
+    store.set("round", token)
+    store.set(f"{token}/statement/0", json.dumps(own))
+    statements, verdict = _judge(store, token, own["size"], limit)
+    nonces = [found["nonce"] for found in statements]
+    store.set(f"{token}/verdict", json.dumps({"verdict": verdict, "nonces": nonces}))
+    deadline = time.monotonic() + MARGIN_SECONDS
+    if verdict is not None:  # where rank 0 has opened the store itself, it goes when rank 0 does
+        while store.add(f"{token}/heard", 0) < len(statements) - 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+    return token, verdict
+
+
+def _follow(store: dist.Store, rank: int, own: dict, limit: float) -> tuple[str, str | None]:
+    """Another rank's part: token and verdict of the attempt in which rank 0 has heard this very process."""
+    deadline, token = time.monotonic() + limit, None
+    while True:
+        left = max(deadline - time.monotonic(), 0.01)
+        store.wait(["round"], datetime.timedelta(seconds=left))
+        current = store.get("round").decode()
+        if current != token:
+            token = current
+            store.set(f"{token}/statement/{rank}", json.dumps(own))
+        with contextlib.suppress(dist.DistStoreError):
+            store.wait([f"{token}/verdict"], datetime.timedelta(seconds=min(left, 1.0)))
+            found = json.loads(store.get(f"{token}/verdict"))
+            if own["nonce"] in found["nonces"]:
+                store.add(f"{token}/heard", 1)
+                return token, found["verdict"]
+            time.sleep(0.1)  # an earlier attempt's: rank 0 has not begun this one yet
+        if time.monotonic() > deadline:
+            raise RuntimeError("no answer")
+
+
+def _judge(store: dist.Store, token: str, size: int, limit: float) -> tuple[list[dict], str | None]:
+    """The ranks' statements, and what stands against beginning, or ``None``."""
     deadline = time.monotonic() + limit
-    statements = []
+    statements: list[dict] = []
     for rank in range(size):
         try:
             left = max(deadline - time.monotonic(), 0.01)
-            store.wait([f"statement/{rank}"], datetime.timedelta(seconds=left))
-        except dist.DistError:
-            missing = [r for r in range(size) if not store.check([f"statement/{r}"])]
-            return (
-                f"{ranks_in_words(missing)} of {size} did not come within {limit:g} s (HSTU_JOIN_SECONDS): see what "
-                "was said there, or why it was not started"
+            store.wait([f"{token}/statement/{rank}"], datetime.timedelta(seconds=left))
+        except dist.DistStoreError:
+            there = [store.check([f"{token}/statement/{r}"]) for r in range(size)]
+            missing = ranks_in_words([r for r in range(size) if not there[r]])
+            came = [json.loads(store.get(f"{token}/statement/{r}")) for r in range(size) if there[r]]
+            return came, (
+                f"{missing} of {size} did not come within {limit:g} s (HSTU_JOIN_SECONDS): see what was said there, or "
+                "why it was not started"
             )
-        found = json.loads(store.get(f"statement/{rank}"))
-        if found["size"] != size:
-            return f"WORLD_SIZE = {size} on rank 0, {found['size']} on rank {rank}; start every rank with the same"
-        statements.append(found)
-    return _problem([found["problem"] for found in statements]) or _unlike([found["said"] for found in statements])
+        statements.append(json.loads(store.get(f"{token}/statement/{rank}")))
+    sizes = [str(found["size"]) for found in statements]
+    differs = difference([{"WORLD_SIZE": size} for size in sizes])
+    if differs is not None:
+        return statements, f"{differs}; start every rank with the same number of ranks"
+    problem = _problem([found["problem"] for found in statements])
+    return statements, problem or _unlike([found["said"] for found in statements])
 
 
 def _problem(problems: Sequence[str | None]) -> str | None:
@@ -108,11 +143,3 @@ def _unlike(statements: Sequence[Statement]) -> str | None:
     if found is None:
         return None
     return f"ranks were started with different settings: {found}; start every rank with the same command and code"
-
-
-def _let_others_hear(store: dist.Store, size: int) -> None:
-    """Wait a little: where rank 0 has opened the store itself, it goes when rank 0 does."""
-    deadline = time.monotonic() + MARGIN_SECONDS
-    came = sum(store.check([f"statement/{rank}"]) for rank in range(1, size))
-    while store.add("heard", 0) < came and time.monotonic() < deadline:
-        time.sleep(0.05)

@@ -78,7 +78,8 @@ def run(arguments: Arguments) -> int:
         except OSError as exc:  # the disk is full, or the terminal is gone
             status, orderly = status or FAILED, False
             complain(f"error: {one_line(exc)}: the run's files are not complete")
-    _leave(attempt.world, orderly, status)
+        with signals.deadly():  # all is written; another rank may not come to the end
+            _leave(attempt.world, orderly, status)
     return status
 
 
@@ -101,6 +102,7 @@ class _Attempt:
         self.began = False  # whether the set-up is done
         self.resuming = arguments.resume == "yes"
         self.finished: str | None = None  # why there is nothing to do
+        self.closed = False  # whether the result is written
         self.trainer: weakref.ref[Trainer] | None = None
 
     @property
@@ -222,7 +224,7 @@ class _Attempt:
                 terminal.print(f"warning: outside MLPerf's closed division: {departure}")
         if self.arguments.resume == "auto" and not self.config.checkpoint.enabled:
             terminal.print(
-                "warning: --resume=auto can only begin again without checkpoints; set checkpoint.every_steps or the like"
+                "warning: --resume=auto can only begin again without checkpoints: see checkpoint.every_steps"
             )
         if self.resuming:
             where = f"from {resumed}" if resumed else "from the beginning: the run has no complete checkpoint"
@@ -287,7 +289,7 @@ class _Attempt:
     def last_words(self, reason: str) -> None:
         """Say and write why the process is about to end while its main thread hangs: what does not need that thread."""
         complain(f"error: rank {launched_rank()}: {reason}")
-        if not self.is_main or self.folder is None or (self.resuming and not self.began):
+        if self.closed or not self.is_main or self.folder is None or (self.resuming and not self.began):
             return
         trainer = self.trainer and self.trainer()
         if trainer is not None:
@@ -324,6 +326,7 @@ class _Attempt:
                 self.terminal.print(f"failed: {self.result.reason}")
         self.mlperf.end(self.result.samples, success=False)  # unless it has ended: stopped, or an error
         self.folder.finish(self.result)
+        self.closed = True
 
     def _leave_a_note(self) -> None:
         """A run that was named but failed before it had a folder still leaves its result, unless one is there."""

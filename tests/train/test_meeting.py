@@ -1,13 +1,18 @@
 """Ranks that were not started alike end at once, all of them, and rank 0 says why in one line."""
 
+import concurrent.futures
 import json
 import os
 import pathlib
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
+import torch.distributed as dist
+
+from generative_recommenders.train import meeting
 
 REPO = pathlib.Path(__file__).parents[2]
 
@@ -120,3 +125,32 @@ def test_a_rank_that_never_comes_is_waited_for_a_stated_time(outcomes):
     _, second = outcomes[0]["rank 0 never comes"]
     assert second["status"] == 2 and second["seconds"] < 60
     assert "rank 1 of 2: did not meet rank 0 at 127.0.0.1:" in second["error"] and second["error"].count("\n") == 1
+
+
+def test_what_an_earlier_attempt_left_in_the_store_is_no_news():
+    """An elastic launcher starts the processes again and keeps the store, with the last attempt's verdict in it."""
+    store = dist.HashStore()
+
+    def attempt(seed, rank_1_first):
+        own = [{"size": 2, "problem": None, "said": {"seed": seed[rank]}, "nonce": f"{rank}{seed}"} for rank in (0, 1)]
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            follow = lambda: pool.submit(meeting._follow, store, 1, own[1], 30.0)
+            lead = lambda: pool.submit(meeting._lead, store, own[0], 30.0)
+            first = (follow if rank_1_first else lead)()
+            time.sleep(0.3)
+            second = (lead if rank_1_first else follow)()
+            outcomes = {first.result(timeout=30), second.result(timeout=30)}
+        (outcome,) = outcomes  # both ranks have the same
+        return outcome
+
+    tokens = []
+    for seed, rank_1_first, begins in [
+        ("11", False, True),
+        ("12", True, False),
+        ("22", True, True),
+        ("11", False, True),
+    ]:
+        token, verdict = attempt(seed, rank_1_first)
+        tokens.append(token)
+        assert (verdict is None) == begins
+    assert len(set(tokens)) == 4  # so that no group finds another's addresses
