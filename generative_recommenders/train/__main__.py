@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -53,17 +52,17 @@ def _show(text: str) -> int:
 def _refuse(problem: str) -> None:
     """Say what is wrong with the command line; where there are other ranks, through rank 0 and so that they end too."""
     speaks = True
-    with contextlib.suppress(ImportError):
-        try:
-            if (settings.get("WORLD_SIZE") or 1) > 1:
-                from generative_recommenders.train.meeting import NotMet, meet
+    try:
+        rank, size = settings.get("RANK") or 0, settings.get("WORLD_SIZE") or 1
+        if size > 1:
+            from generative_recommenders.train import meeting
 
-                try:
-                    meet({}, problem)
-                except UserError as exc:
-                    problem, speaks = str(exc), isinstance(exc, NotMet) or not settings.get("RANK")
-        except UserError:
-            pass  # the launcher's variables are not in order either: one thing at a time
+            speaks = rank == 0 or rank >= size  # the latter is no rank: let it speak
+            meeting.meet({}, problem)
+    except UserError as exc:
+        problem, speaks = str(exc), speaks or isinstance(exc, meeting.NotMet)
+    except ImportError:
+        speaks = True
     if speaks:
         print(f"error: {problem}", file=sys.stderr)
 

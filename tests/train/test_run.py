@@ -18,6 +18,7 @@ from generative_recommenders.train import datasets, flop_meter, optimizers, run_
 from generative_recommenders.train.__main__ import main
 from generative_recommenders.train.checkpoint import Progress
 from generative_recommenders.train.flop_meter import FlopMeter
+from generative_recommenders.train.flops import PEAK_TFLOPS
 from generative_recommenders.train.loop import Trainer
 from generative_recommenders.train.options_table import DATA_OPTIONS
 from generative_recommenders.train.reporting import Reporter
@@ -301,6 +302,26 @@ def test_the_peak_that_hfu_divides_by_is_named_wherever_it_is_shown(train, tmp_p
     assert f"peak that MFU and HFU divide by: {said}" in output.out
     assert said in (tmp_path / "runs/x/report.html").read_text()
     assert all("hfu" in row for row in rows(tmp_path) if row["kind"] == "train")
+
+
+@pytest.mark.gpu
+def test_the_peak_of_a_gpu_is_the_one_of_its_name(train):
+    status, result, output = train("train.max_steps=2")
+    name = torch.cuda.get_device_name()
+    assert status == 0
+    if name in PEAK_TFLOPS:
+        assert result["peak"] == {
+            "tflops_per_second": PEAK_TFLOPS[name]["float32"],  # the tiny model has no autocast
+            "dtype": "float32",
+            "device": name,
+        }
+    else:
+        assert result["peak"] is None and f"no peak is known for device {name!r}" in output.out
+
+
+def test_ranks_on_unlike_devices_have_no_common_peak():
+    peak, why_not = flop_meter.common_peak(["NVIDIA H200", "NVIDIA B200"], torch.bfloat16)
+    assert peak is None and "devices differ (NVIDIA B200, NVIDIA H200)" in why_not
 
 
 @pytest.mark.parametrize("with_limit", [True, False])
