@@ -172,6 +172,48 @@ def set_outside(name: str, value: str) -> None:
     os.environ[name] = value
 
 
+# Variables by which schedulers tell how many tasks they started, and which one this is; the first that is set counts.
+_TASKS = {
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
+    "SLURM_NTASKS": "SLURM_PROCID",
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_SIZE": "MV2_COMM_WORLD_RANK",
+    "PMI_SIZE": "PMI_RANK",
+    "FLUX_JOB_SIZE": "FLUX_TASK_RANK",
+}
+_NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
+
+
+def lonely_task() -> str | None:
+    """A warning where a scheduler started several tasks and each is about to do the whole run by itself.
+
+    Given on the first task alone. These variables are others': what is not a number in them is passed over.
+    """
+    size, on_host = _number("WORLD_SIZE") or 1, _number("LOCAL_WORLD_SIZE")
+    count = next((name for name in _TASKS if _number(name) is not None), None)
+    nodes = next((name for name in _NODES if _number(name) is not None), None)
+    if count is not None and size == 1 and _number(count) > 1:
+        if _number(_TASKS[count]):
+            return None
+        return (
+            f"{count}={_number(count)}, but this process is a run of its own, and so is each of the others; start the "
+            "ranks of one run with torchrun (docs/training.md, Several hosts), or a single task"
+        )
+    if nodes is not None and size == on_host and size > 1 and _number(nodes) > 1:
+        if _number("SLURM_NODEID") or _number("RANK"):
+            return None
+        return (
+            f"{nodes}={_number(nodes)}, but the {size} ranks of this run are on one host; give torchrun --nnodes and "
+            "--rdzv-endpoint (docs/training.md, Several hosts), or ask for one node"
+        )
+    return None
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name, "").strip()
+    return int(text) if text.isdigit() else None
+
+
 def share_cores_politely() -> None:
     """Let idle OpenMP threads sleep instead of spin, unless the environment says otherwise; before torch is imported.
 
@@ -228,6 +270,27 @@ declare(
         low=0.0,
     )
 )
+declare(
+    Knob(
+        "HSTU_JOIN_SECONDS",
+        float,
+        300.0,
+        "Seconds that the processes of a run wait at its start for those that have not come; then all of them end.",
+        low=0.1,
+        high=86_400,
+    )
+)
+declare(
+    Knob(
+        "HSTU_STOP_SECONDS",
+        float,
+        120.0,
+        "Seconds after SIGTERM or SIGINT in which all processes must have come between two steps; then each ends by "
+        "itself, without a checkpoint.",
+        low=0.1,
+        high=86_400,
+    )
+)
 declare(Knob("RANK", int, None, "This process's number, set by torchrun.", low=0))
 declare(Knob("WORLD_SIZE", int, None, "Number of processes, set by torchrun.", low=1))
 declare(Knob("LOCAL_RANK", int, None, "This process's number on its host, set by torchrun.", low=0))
@@ -257,6 +320,8 @@ def knob_page() -> str:
     for knob in knobs().values():
         default = "not set" if knob.default is None else str(int(knob.default) if knob.kind is bool else knob.default)
         lines.append(f"| `{knob.name}` | {knob.kind.__name__} | {default} | {knob.bounds()} | {knob.doc} |")
+    names = ", ".join(f"`{name}`" for name in [*_TASKS, *_NODES])
+    lines += ["", f"To warn of tasks that are each a whole run, the trainer looks at {names}."]
     lines += ["", "The scripts and tests read these:", "", "| variable | meaning |", "|---|---|"]
     lines += [f"| `{name}` | {meaning} |" for name, meaning in _READ_ELSEWHERE.items()]
     return "\n".join(lines)

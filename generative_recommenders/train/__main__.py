@@ -15,10 +15,10 @@ from generative_recommenders.terminal import BAD_INPUT, complain, show, speak_an
 
 
 class _Parser(argparse.ArgumentParser):
-    """Errors in one line."""
+    """Errors in one line, that the caller prints."""
 
     def error(self, message: str):
-        self.exit(2, f"error: {message}; see --help\n")
+        raise UserError(f"{message}; see --help")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,7 +31,14 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--run-name", help="folder of the run under --runs-dir (default: configuration and time)")
     options.add_argument("--runs-dir", default="runs", help="where run folders are made (default: runs)")
     options.add_argument("--device", default="auto", help="auto (GPU if there is one), cpu or cuda")
-    options.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of --run-name")
+    options.add_argument(
+        "--resume",
+        nargs="?",
+        const="yes",
+        default="no",
+        choices=("yes", "auto"),
+        help="go on from the newest checkpoint of --run-name; --resume=auto begins where there is nothing yet",
+    )
     options.add_argument("--list-options", action="store_true", help="print every option with its range, and end")
     return options
 
@@ -45,17 +52,39 @@ def _not_loaded(exc: Exception) -> int:
     return BAD_INPUT
 
 
+def _refuse(problem: str) -> None:
+    """Say what is wrong with the command line; where there are other ranks, through rank 0 and so that they end too."""
+    speaks = True
+    try:
+        rank, size = settings.get("RANK") or 0, settings.get("WORLD_SIZE") or 1
+        if size > 1:
+            from generative_recommenders.train import meeting
+
+            speaks = rank == 0 or rank >= size  # the latter is no rank: let it speak
+            meeting.meet({}, problem)
+    except UserError as exc:
+        problem, speaks = str(exc), speaks or isinstance(exc, meeting.NotMet)
+    except Exception:  # libraries that do not fit: nobody can be met
+        speaks = True
+    if speaks:
+        complain(f"error: {problem}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line, run, and return the exit status."""
     speak_any_encoding()
-    given = parser().parse_args(argv)
     settings.share_cores_politely()
+    try:
+        given = parser().parse_args(argv)
+        if not given.config and not given.list_options:
+            parser().error("--config is missing: give a gin file, for example configs/synthetic.gin")
+    except UserError as exc:
+        _refuse(str(exc))
+        raise SystemExit(2) from None
     if given.list_options:
         from generative_recommenders.train.options_table import options_table
 
         return show(options_table())
-    if not given.config:
-        parser().error("--config is missing: give a gin file, for example configs/synthetic.gin")
     try:
         with quiet_loading():
             from generative_recommenders.train.run import Arguments, run
@@ -63,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _not_loaded(exc)
     try:
         if settings.get("RANK") in (None, 0):
-            for warning in settings.strangers():
+            for warning in filter(None, [*settings.strangers(), settings.lonely_task()]):
                 complain(f"warning: {warning}")
         return run(
             Arguments(

@@ -13,7 +13,7 @@ from generative_recommenders.data.dataset import RankingDataset
 from generative_recommenders.errors import UserError
 from generative_recommenders.modules.dlrm_hstu import DlrmHSTU, DlrmHSTUConfig, TaskConfig
 from generative_recommenders.modules.table_init import fill_table_rows_
-from generative_recommenders.train import randomness, sharding
+from generative_recommenders.train import agreement, randomness, sharding
 from generative_recommenders.train.config import TASK_BITS, VALUE_TASKS, ModelConfig
 from generative_recommenders.train.datasets import FACTORIES
 from generative_recommenders.train.distributed import World
@@ -25,32 +25,42 @@ def open_dataset(config: RunConfig, world: World) -> RankingDataset:
     """Open (and where needed prepare) the data set. Rank 0 goes first, so that it prepares and the others find it.
 
     Raises:
-        UserError: on every rank, what the data set's factory said on rank 0.
+        UserError: on every rank, what the data set's factory said on any, or that the ranks found different data.
     """
-    factory = FACTORIES[config.data.dataset]
-    dataset, problem = None, None
-    if world.is_main:
-        try:
-            dataset = factory(**config.dataset_options)
-        except UserError as exc:
-            problem = str(exc)
-        except OSError as exc:
-            if disk.is_full(exc):
-                reason = f"no space left on its disk ({exc}); free some and run again"
-            elif exc.filename is None:
-                raise
-            else:
-                reason = f"{exc.filename}: {exc.strerror}; check the path and permissions"
-            problem = f"data set {config.data.dataset}: {reason}"
-    problem = world.gather(problem)[0]
-    if problem is not None:
-        raise UserError(problem)
-    dataset = dataset or factory(**config.dataset_options)
+    dataset = None
+    for turn in (True, False):
+        problem = None
+        if world.is_main == turn:
+            dataset, problem = _open(config)
+        problems = world.gather(problem)
+        ranks = [rank for rank, found in enumerate(problems) if found is not None]
+        if ranks:
+            where = f"{agreement.ranks_in_words(ranks)}: " if world.size > 1 and not turn else ""
+            raise UserError(where + problems[ranks[0]])
+    differs = agreement.difference(world.gather(agreement.data_statement(dataset)))
+    if differs is not None:
+        raise UserError(f"ranks found different data: {differs}; give every rank the same prepared data")
     if config.train.mode != "train" and dataset.holdout.num_samples == 0:
         raise UserError(f"data set {dataset.name}: the hold-out window is empty; check the split options")
     if config.train.mode != "eval" and sum(window.num_samples for window in dataset.windows) == 0:
         raise UserError(f"data set {dataset.name}: the training windows hold no sample; check the split options")
     return dataset
+
+
+def _open(config: RunConfig) -> tuple[RankingDataset | None, str | None]:
+    """The data set, or ``None`` and why not."""
+    try:
+        return FACTORIES[config.data.dataset](**config.dataset_options), None
+    except UserError as exc:
+        return None, str(exc)
+    except OSError as exc:
+        if disk.is_full(exc):
+            reason = f"no space left on its disk ({exc}); free some and run again"
+        elif exc.filename is None:
+            raise
+        else:
+            reason = f"{exc.filename}: {exc.strerror}; check the path and permissions"
+        return None, f"data set {config.data.dataset}: {reason}"
 
 
 def model_config(config: ModelConfig, dataset: RankingDataset) -> DlrmHSTUConfig:
@@ -99,7 +109,9 @@ def build_model(config: RunConfig, dataset: RankingDataset, world: World) -> tup
         raise UserError(f"model: {exc}") from None
     fuse_sparse_optimizer(sharding.table_parameters(model), config.optimizer)
     init = functools.partial(_init_shard, sizes=sizes, seed=seed)
-    sharded = sharding.shard(model, config.sharding, world, init)
+    has_limit = "table_rows_limit" in config.dataset_options
+    limit = f"{config.data.dataset}.table_rows_limit" if has_limit else None
+    sharded = sharding.shard(model, config.sharding, world, init, limit)
     return sharded, Optimizers(sharded, config.optimizer)
 
 

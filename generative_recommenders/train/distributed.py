@@ -16,6 +16,9 @@ import torch.distributed as dist
 from generative_recommenders import settings
 from generative_recommenders.errors import UserError
 
+#: How long an exchange waits for the other ranks.
+TIMEOUT = datetime.timedelta(minutes=30)
+
 
 @dataclasses.dataclass(frozen=True)
 class World:
@@ -68,6 +71,24 @@ def launched_rank() -> int:
     return settings.get("RANK") or 0
 
 
+def launched_size() -> int:
+    """How many processes the launcher says there are (1 without a launcher).
+
+    Raises:
+        UserError: the launcher's variables do not fit together.
+    """
+    rank, size = settings.get("RANK"), settings.get("WORLD_SIZE")
+    if (rank is None) != (size is None):
+        raise UserError("RANK and WORLD_SIZE: only one of them is set; start with torchrun, or unset it")
+    if rank is None:
+        return 1
+    if rank >= size:
+        raise UserError(f"RANK={rank}: must be below WORLD_SIZE={size}; start with torchrun, or unset both")
+    if not settings.is_set("MASTER_ADDR") or not settings.is_set("MASTER_PORT"):
+        raise UserError("RANK and WORLD_SIZE are set, MASTER_ADDR or MASTER_PORT is not; start with torchrun, or unset")
+    return size
+
+
 def choose_device(name: str) -> torch.device:
     """``auto``, ``cpu`` or ``cuda`` → this process's device.
 
@@ -88,25 +109,18 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def join(device: torch.device) -> World:
-    """Join the process group that torchrun set up, or make one of a single process."""
-    rank, size = settings.get("RANK"), settings.get("WORLD_SIZE")
-    if (rank is None) != (size is None):
-        raise UserError("RANK and WORLD_SIZE: only one of them is set; start with torchrun, or unset it")
+def join(device: torch.device, store: dist.Store | None = None) -> World:
+    """Join the process group that the launcher set up (over ``store``, if given), or make one of this process."""
+    rank, size = launched_rank(), launched_size()
     backend = "nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    timeout = datetime.timedelta(minutes=30)
-    if rank is None:
-        rank, size = 0, 1
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
-    elif rank >= size:
-        raise UserError(f"RANK={rank}: must be below WORLD_SIZE={size}; start with torchrun, or unset both")
-    elif not settings.is_set("MASTER_ADDR") or not settings.is_set("MASTER_PORT"):
-        raise UserError("RANK and WORLD_SIZE are set, MASTER_ADDR or MASTER_PORT is not; start with torchrun, or unset")
-    else:
-        dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
-    host_group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
+    if store is None and settings.get("RANK") is None:
+        store = dist.HashStore()
+    if store is not None:
+        store.set_timeout(TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    host_group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=TIMEOUT)
     return World(rank, size, device, host_group)
 
 

@@ -13,8 +13,8 @@ from generative_recommenders.train.distributed import World
 class FlopMeter:
     """Adds up FLOPs step by step on the device, without waiting for it.
 
-    Shares that need a device's peak are given only where ``flops.PEAK_TFLOPS`` knows the device; ``why_no_peak`` says
-    why not.
+    Shares that need a device's ``peak`` are given only where ``flops.PEAK_TFLOPS`` knows the device, the same on every
+    rank; ``why_no_peak`` says why not. Making one is a collective call.
     """
 
     def __init__(self, model: nn.Module, world: World) -> None:
@@ -39,11 +39,12 @@ class FlopMeter:
         self.max_seq_len = c.max_seq_len
         self.precision = "bfloat16" if bf16 else "fp32"
         self.device_name = "cpu"
-        self._peak, self.why_no_peak = None, "no MFU or HFU on a CPU"
+        self.peak: flops.Peak | None = None
+        self.why_no_peak: str | None = "no MFU or HFU on a CPU"
         if world.device.type == "cuda":
             self.device_name = torch.cuda.get_device_name(world.device)
             dtype = torch.bfloat16 if bf16 else torch.float32
-            self._peak, self.why_no_peak = flops.peak_tflops(self.device_name, dtype)
+            self.peak, self.why_no_peak = common_peak(world.gather(self.device_name), dtype)
 
     @property
     def decision(self) -> str:
@@ -91,7 +92,18 @@ class FlopMeter:
         if dense == 0:
             return {}
         figures = {"fill": filled / dense, "exec": executed / dense, "last_layer_targets_only": engaged / steps}
-        if self._peak is not None and seconds > 0:
-            figures["mfu"] = flops.utilisation(dense, seconds, self._world.size, self._peak)
-            figures["hfu"] = flops.utilisation(executed, seconds, self._world.size, self._peak)
+        if self.peak is not None and seconds > 0:
+            peak = self.peak.tflops_per_second
+            figures["mfu"] = flops.utilisation(dense, seconds, self._world.size, peak)
+            figures["hfu"] = flops.utilisation(executed, seconds, self._world.size, peak)
         return figures
+
+
+def common_peak(devices: list[str], dtype: torch.dtype) -> tuple[flops.Peak | None, str | None]:
+    """The peak of the ranks' devices, or ``None`` and why there is none."""
+    if len(set(devices)) > 1:
+        return None, f"the ranks' devices differ ({', '.join(sorted(set(devices)))}): no MFU or HFU"
+    value, why_not = flops.peak_tflops(devices[0], dtype)
+    if value is None:
+        return None, why_not
+    return flops.Peak(value, str(dtype).removeprefix("torch."), devices[0]), None

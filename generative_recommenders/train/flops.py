@@ -41,6 +41,20 @@ PEAK_TFLOPS: dict[str, dict[str, float]] = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Peak:
+    """What MFU and HFU divide by: dense TFLOP/s of one device at a dtype."""
+
+    tflops_per_second: float
+    dtype: str
+    device: str
+
+    @property
+    def in_words(self) -> str:
+        """For people."""
+        return f"{self.tflops_per_second:g} TFLOP/s per {self.device} ({self.dtype}, dense, of its data sheet)"
+
+
 def peak_tflops(device_name: str, dtype: torch.dtype) -> tuple[float | None, str | None]:
     """Dense peak of a device in TFLOP/s and ``None``, or ``None`` and why there is none. Never another device's."""
     name = str(dtype).removeprefix("torch.")

@@ -316,7 +316,7 @@ class Trainer:
         """Write a checkpoint, unless the state is already bad."""
         self.running.check(self.world)
         self.progress.seconds, self.progress.seconds_in_all = self.reporter.watch.seconds, self.reporter.seconds_in_all
-        with self.reporter.watch.paused():
+        with self.reporter.watch.paused(), self.signals.patient():
             path = self.checkpointer.save(
                 self.model,
                 self.optimizers,

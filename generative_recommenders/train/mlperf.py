@@ -103,7 +103,7 @@ class MlperfLog:
         self._path, self._schedule = path, schedule
         self._log = None
         self._init_ms = int(time.time() * 1e3)
-        self._block_samples: int | None = None
+        self._in_block = False
 
     def begin(self, config: RunConfig, figures: dict[str, object], resumed_at: Progress | None) -> None:
         """Everything up to the start of the clock.
@@ -166,14 +166,19 @@ class MlperfLog:
         log.start("run_start")
 
     def _start_block(self, samples: int) -> None:
-        self._block_samples = samples
+        self._in_block = True
         self._log.start("block_start", metadata={"samples_count": samples})
+
+    def _stop_block(self, samples: int) -> None:
+        if self._in_block:
+            self._log.end("block_stop", metadata={"samples_count": samples})
+        self._in_block = False
 
     def eval_start(self, samples: int) -> None:
         """An evaluation begins; off the schedule's grid nothing is logged."""
         if self._log is None or not self._schedule.on_grid(samples):
             return
-        self._log.end("block_stop", metadata={"samples_count": samples})
+        self._stop_block(samples)
         self._log.start("eval_start", metadata={"samples_count": samples})
 
     def eval_stop(self, samples: int, auc: float) -> None:
@@ -185,20 +190,22 @@ class MlperfLog:
         self._start_block(samples)
 
     def end(self, samples: int, success: bool) -> None:
-        """The clock stops; ``success`` only if the target was met."""
+        """The clock stops, once; ``success`` only if the target was met. A resumed run takes an abort back."""
         if self._log is None:
             return
         status = "success" if success else "aborted"
-        self._log.end("block_stop", metadata={"samples_count": samples})
+        self._stop_block(samples)
         self._log.end("run_stop", metadata={"status": status, "samples_count": samples})
         self.close()
 
     def close(self) -> None:
         """Close the file without an event: a resumed run goes on in it."""
-        if self._log is not None:
-            handlers, self._log = list(self._log.logger.handlers), None
-            for handler in handlers:
-                handler.close()
+        if self._log is None:
+            return
+        logger, self._log = self._log.logger, None
+        for handler in list(logger.handlers):
+            logger.removeHandler(handler)
+            handler.close()
 
     def _forget_after(self, progress: Progress) -> None:
         """Drop what an earlier attempt logged past the checkpoint: later evaluations, one cut short, and its end."""
@@ -211,6 +218,8 @@ class MlperfLog:
                 continue  # a line cut off by a kill
             count = (event.get("metadata") or {}).get("samples_count", 0)
             unfinished = count > evaluated and event["key"] in OF_AN_EVALUATION
+            if event["key"] == "run_stop" and kept and '"block_stop"' in kept[-1]:
+                kept.pop()  # it was not an evaluation that ended this block
             if event["key"] == "run_stop" or count > samples or unfinished:
                 continue
             kept.append(line)

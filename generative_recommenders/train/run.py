@@ -13,7 +13,9 @@ import threading
 import time
 import traceback
 import warnings
+import weakref
 
+import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from generative_recommenders import disk, settings
@@ -22,7 +24,7 @@ from generative_recommenders.errors import UserError
 from generative_recommenders.ops.dispatch import BackendUnavailable
 from generative_recommenders.paths import user_path
 from generative_recommenders.terminal import complain
-from generative_recommenders.train import build, checkpoint, gin_files, report
+from generative_recommenders.train import agreement, build, checkpoint, gin_files, report
 from generative_recommenders.train.checkpoint import Checkpointer
 from generative_recommenders.train.console import Terminal
 from generative_recommenders.train.distributed import World, choose_device, join, launched_rank, leave
@@ -30,10 +32,11 @@ from generative_recommenders.train.evaluation import TrainingDiverged
 from generative_recommenders.train.flops import MFU_NOTE
 from generative_recommenders.train.gin_files import RunConfig
 from generative_recommenders.train.loop import Trainer, evaluation_schedule
+from generative_recommenders.train.meeting import NotMet, meet
 from generative_recommenders.train.metrics import RegressionResult
 from generative_recommenders.train.mlperf import EvalSchedule, MlperfLog, departures
 from generative_recommenders.train.reporting import Reporter
-from generative_recommenders.train.run_folder import Result, RunFolder, claim, write_atomically
+from generative_recommenders.train.run_folder import Result, RunFolder, claim, way_on, write_atomically
 from generative_recommenders.train.signals import Stopped, StopSignals
 from generative_recommenders.train.verdict import closing_figures, shortfall
 
@@ -43,14 +46,14 @@ SHARES_NOTE = "fill: FLOPs of the real lengths over those of a padded batch; exe
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """The command line."""
+    """The command line. ``resume``: ``no``, ``yes``, or ``auto`` (go on, or begin where there is nothing)."""
 
     config: tuple[str, ...]
     bind: tuple[str, ...] = ()
     run_name: str | None = None
     runs_dir: str = "runs"
     device: str = "auto"
-    resume: bool = False
+    resume: str = "no"
 
 
 def run(arguments: Arguments) -> int:
@@ -61,7 +64,7 @@ def run(arguments: Arguments) -> int:
     """
     hush_libraries()
     attempt = _Attempt(arguments)
-    with StopSignals() as signals:
+    with StopSignals(attempt.last_words) as signals:
         try:
             attempt.go(signals)
             status = OK if attempt.result.status == "ok" else FAILED
@@ -80,7 +83,8 @@ def run(arguments: Arguments) -> int:
             if not (disk.is_full(exc) and attempt.disk_is_full):  # said already
                 complain(f"error: {one_line(exc, path)}: the run's files are not complete")
             attempt.let_go()
-    _leave(attempt.world, orderly, status)
+        with signals.deadly():  # all is written; another rank may not come to the end
+            _leave(attempt.world, orderly, status)
     return status
 
 
@@ -102,6 +106,10 @@ class _Attempt:
         self.kept_traceback = False
         self.disk_is_full = False
         self.began = False  # whether the set-up is done
+        self.resuming = arguments.resume == "yes"
+        self.finished: str | None = None  # why there is nothing to do
+        self.closed = False  # whether the result is written
+        self.trainer: weakref.ref[Trainer] | None = None
 
     @property
     def is_main(self) -> bool:
@@ -116,18 +124,31 @@ class _Attempt:
 
     def go(self, signals: StopSignals) -> None:
         """Everything up to the verdict. What holds a communicator lives and dies in here."""
-        self.config = gin_files.load(self.arguments.config, self.arguments.bind)
-        self.result.config = self.config.values()
-        if self.config.train.mode == "eval" and not (self.config.checkpoint.load or self.arguments.resume):
-            raise UserError("train.mode = 'eval': needs weights; give --bind 'checkpoint.load=\"...\"' or --resume")
-        device = choose_device(self.arguments.device)
+        said, problem, device = {}, None, None
+        try:
+            device = self._read_options()
+            own = {f"--{name.replace('_', '-')}": getattr(self.arguments, name) for name in ("resume", "run_name")}
+            said = agreement.statement(self.config, own, device.type)
+        except UserError as exc:
+            problem = str(exc)
         with signals.deadly():  # waits for the other processes, who may never come
-            self.world = join(device)
-        self.folder = open_folder(self.arguments, self.world)
-        if self.is_main and not self.arguments.resume:
+            self.world = join(device, meet(said, problem))
+        self.folder, self.resuming, self.finished = open_folder(self.arguments, self.config, self.world)
+        if self.finished is not None:
+            self.result.status = "ok"
+            return
+        if self.is_main and not self.resuming:
             self.folder.write_result(self.result)
         with build.backend_fallback(self.config):
             self._work(signals)
+
+    def _read_options(self) -> torch.device:
+        """Configuration and device, or ``UserError``."""
+        self.config = gin_files.load(self.arguments.config, self.arguments.bind)
+        self.result.config = self.config.values()
+        if self.config.train.mode == "eval" and not self.config.checkpoint.load and self.arguments.resume == "no":
+            raise UserError("train.mode = 'eval': needs weights; give --bind 'checkpoint.load=\"...\"' or --resume")
+        return choose_device(self.arguments.device)
 
     def _work(self, signals: StopSignals) -> None:
         dataset = build.open_dataset(self.config, self.world)
@@ -163,7 +184,8 @@ class _Attempt:
             folder.path / "mlperf.log" if writes_mlperf else None, evaluation_schedule(config, world)
         )
         trainer = Trainer(config, dataset, model, optimizers, checkpointer, reporter, signals, self.mlperf, world)
-        found = checkpoint.newest(folder.checkpoints) if self.arguments.resume else None
+        self.trainer, self.result.peak = weakref.ref(trainer), trainer.meter.peak
+        found = checkpoint.newest(folder.checkpoints) if self.resuming else None
         if found is not None:
             trainer.resume(checkpointer.restore(found, model, optimizers))
         elif config.train.mode == "eval" and not config.checkpoint.load:
@@ -177,7 +199,7 @@ class _Attempt:
             self.terminal = terminal
             self.folder.write_result(self.result)  # only now in place of what a resumed run had reached
             terminal.start(reporter.total_samples)
-            folder.start(config.to_gin(), trainer.progress if self.arguments.resume else None)
+            folder.start(config.to_gin(), trainer.progress if self.resuming else None)
             self._introduce(dataset, trainer, found)
             self.mlperf.begin(config, self._mlperf_figures(dataset, trainer), trainer.progress if found else None)
         return trainer
@@ -197,14 +219,20 @@ class _Attempt:
         )
         terminal.print(f"model: {parameters:,} dense parameters, {rows:,} rows of embedding tables")
         terminal.print(f"{world.size} x {world.device.type}, run folder {self.folder.path}")
-        why_no_peak = trainer.meter.why_no_peak
-        terminal.print(f"{SHARES_NOTE}; {MFU_NOTE if why_no_peak is None else why_no_peak}")
+        meter = trainer.meter
+        terminal.print(f"{SHARES_NOTE}; {MFU_NOTE if meter.peak is not None else meter.why_no_peak}")
+        if meter.peak is not None:
+            terminal.print(f"peak that MFU and HFU divide by: {meter.peak.in_words}")
         for warning in self.warnings:
             terminal.print(f"warning: {warning}")
         if self.config.mlperf.enabled:
             for departure in departures(self.config, self.config.train.batch_size * world.size):
                 terminal.print(f"warning: outside MLPerf's closed division: {departure}")
-        if self.arguments.resume:
+        if self.arguments.resume == "auto" and not self.config.checkpoint.enabled:
+            terminal.print(
+                "warning: --resume=auto can only begin again without checkpoints: see checkpoint.every_steps"
+            )
+        if self.resuming:
             where = f"from {resumed}" if resumed else "from the beginning: the run has no complete checkpoint"
             terminal.print(f"resuming {where} (step {trainer.progress.step:,})")
 
@@ -225,6 +253,10 @@ class _Attempt:
 
     def _take_figures(self, trainer: Trainer) -> None:
         """Copy the outcome out of the trainer, which is gone by the time it is written."""
+        self._take_values(trainer)
+        self.figures = closing_figures(self.result, trainer)
+
+    def _take_values(self, trainer: Trainer) -> None:
         result = self.result
         result.samples = trainer.progress.samples
         values = {task: f for task, f in trainer.evaluation.items() if isinstance(f, RegressionResult)}
@@ -234,7 +266,6 @@ class _Attempt:
             result.mae = {task: figures.mae for task, figures in values.items()}
         result.auc_best_seen = trainer.progress.best_auc
         result.seconds = self.seconds
-        self.figures = closing_figures(result, trainer)
 
     def is_input_error(self, exc: BaseException) -> bool:
         """Whether the person who started the run can mend it: wrong input, or before training a file that fails."""
@@ -247,7 +278,7 @@ class _Attempt:
         self.result.status, self.result.reason = "failed", reason
         self.disk_is_full = disk.is_full(exc)
         on_all_ranks = isinstance(exc, (UserError, BackendUnavailable, Stopped, TrainingDiverged))
-        if not self.is_main and on_all_ranks:
+        if not self.is_main and on_all_ranks and not isinstance(exc, NotMet):
             return
         expected = on_all_ranks or self.is_input_error(exc) or self.disk_is_full
         if settings.get("HSTU_TRACEBACK"):
@@ -262,6 +293,18 @@ class _Attempt:
             self.terminal.close()
         complain(f"error: {reason}")
 
+    def last_words(self, reason: str) -> None:
+        """Say and write why the process is about to end while its main thread hangs: what does not need that thread."""
+        complain(f"error: rank {launched_rank()}: {reason}")
+        if self.closed or not self.is_main or self.folder is None or (self.resuming and not self.began):
+            return
+        trainer = self.trainer and self.trainer()
+        if trainer is not None:
+            self._take_values(trainer)
+        self.result.status, self.result.reason, self.result.seconds = "failed", reason, self.seconds
+        self.folder.write_result(self.result)
+        self.mlperf.end(self.result.samples, success=False)
+
     def close(self) -> None:
         """Write ``result.json`` and, once training has begun, the table and the report."""
         if not self.is_main:
@@ -270,8 +313,10 @@ class _Attempt:
         if self.folder is None:
             self._leave_a_note()
             return
-        if self.arguments.resume and not self.began:
+        if self.finished is not None or (self.resuming and not self.began):
             self.folder.release()  # nothing was done: what the run had reached stays
+            if self.finished is not None:
+                print(self.finished, flush=True)
             return
         if self.terminal is None and self.arguments.run_name is None and not self.kept_traceback:
             self.folder.discard()  # nobody asked for this name, and the run never began
@@ -286,8 +331,9 @@ class _Attempt:
             self.terminal.print(f"report: {self.folder.path / 'report.html'}")
             if self.result.reason is not None:
                 self.terminal.print(f"failed: {self.result.reason}")
-        self.mlperf.close()
+        self.mlperf.end(self.result.samples, success=False)  # unless it has ended: stopped, or an error
         self.folder.finish(self.result)
+        self.closed = True
 
     def let_go(self) -> None:
         """Close what an ending that failed has left open; a full disk has been said by then."""
@@ -321,38 +367,44 @@ def _thread_failed(failure: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(failure)
 
 
-def open_folder(arguments: Arguments, world: World) -> RunFolder:
-    """The run's folder on every rank; rank 0 picks the name and checks that it is free."""
-    folder, problem = None, None
+def open_folder(arguments: Arguments, config: RunConfig, world: World) -> tuple[RunFolder | None, bool, str | None]:
+    """The run's folder on every rank, whether the run goes on in it, and why there is nothing to do (or ``None``).
+
+    Rank 0 picks the name, checks that it is free and decides for all.
+    """
+    folder, resuming, finished, problem = None, False, None, None
     if world.is_main:
         try:
-            folder = _take_folder(arguments)
+            folder, resuming, finished = _take_folder(arguments, config)
         except UserError as exc:
             problem = str(exc)
         except OSError as exc:
             problem = f"--runs-dir {arguments.runs_dir}: {one_line(exc)}"
-    path, problem = world.gather((folder and folder.path, problem))[0]
+    path, resuming, finished, problem = world.gather((folder and folder.path, resuming, finished, problem))[0]
     if problem is not None:
         raise UserError(problem)
-    return folder or RunFolder(path)
+    return folder or RunFolder(path), resuming, finished
 
 
-def _take_folder(arguments: Arguments) -> RunFolder:
-    """A folder that this run alone works in."""
+def _take_folder(arguments: Arguments, config: RunConfig) -> tuple[RunFolder, bool, str | None]:
+    """A folder that this run alone works in, whether it goes on there, and why there is nothing to do (or ``None``)."""
     name = arguments.run_name
     if name is not None:
-        folder = claim(arguments.runs_dir, name, arguments.resume)
+        way = lambda: way_on(arguments.runs_dir, name, arguments.resume, config.values())
+        folder = claim(arguments.runs_dir, name, way()[0])
         folder.hold()
-        claim(arguments.runs_dir, name, arguments.resume)  # again: whoever held it until now may have run in it
-        return folder
-    if arguments.resume:
+        resuming, finished = way()  # again: whoever held it until now may have run in it
+        if finished is None:
+            claim(arguments.runs_dir, name, resuming)
+        return folder, resuming, finished
+    if arguments.resume != "no":
         raise UserError("--resume: needs --run-name, the name of the run to go on with")
     name = f"{pathlib.Path(arguments.config[-1]).stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     while (user_path(arguments.runs_dir) / name).exists():  # another run began in the same second
         name += "x"
     folder = claim(arguments.runs_dir, name, resume=False)
     folder.hold()
-    return folder
+    return folder, False, None
 
 
 def one_line(exc: BaseException, folder: pathlib.Path | None = None) -> str:

@@ -14,19 +14,28 @@ import math
 import os
 import pathlib
 import shutil
+from collections.abc import Mapping
 
 from torch.utils.tensorboard import SummaryWriter
 
 from generative_recommenders.errors import UserError
 from generative_recommenders.paths import user_path
 from generative_recommenders.train.checkpoint import Progress, newest
+from generative_recommenders.train.flops import Peak
+from generative_recommenders.train.gin_files import FREE_ON_RESUME
+
+# Of the options that a resumed run may change, those that ask for something else than what the run has done.
+ASKED = frozenset(
+    "train.mode train.epochs train.max_steps train.target_auc train.stop_at_target train.beat_baseline "
+    "train.max_gap_to_best checkpoint.load".split()
+)
 
 
 @dataclasses.dataclass
 class Result:
     """The content of ``result.json``, exactly these fields; ``best_auc`` is the best reachable AUC, where known.
 
-    ``rmse`` and ``mae`` stand there only if the run has a regression task.
+    ``rmse`` and ``mae`` stand there only if the run has a regression task. ``peak`` is what MFU and HFU divide by.
     """
 
     status: str = "failed"
@@ -38,6 +47,7 @@ class Result:
     auc_best_seen: float | None = None
     config: dict[str, object] = dataclasses.field(default_factory=dict)
     reason: str | None = "the run did not finish"
+    peak: Peak | None = None
     rmse: dict[str, float] | None = None
     mae: dict[str, float] | None = None
 
@@ -181,6 +191,31 @@ def claim(runs_dir: str, name: str, resume: bool) -> RunFolder:
     return RunFolder(path)
 
 
+def way_on(runs_dir: str, name: str, resume: str, options: Mapping[str, object]) -> tuple[bool, str | None]:
+    """Whether a run of this name goes on in its folder, and why there is nothing left to do (or ``None``).
+
+    Args:
+        resume: ``no``, ``yes``, or ``auto``: go on if a run has begun there, unless it has done what is asked.
+        options: what is asked now, by full name.
+    """
+    path = pathlib.Path(runs_dir) / name
+    if resume != "auto":
+        return resume == "yes", None
+    if not (path / "config.gin").exists():
+        return False, None
+    result = _read_result(path)
+    now = json.loads(json.dumps(dict(options), default=str))
+    then = result.get("config")
+    alike = isinstance(then, dict) and all(
+        now.get(option) == then.get(option)
+        for option in now.keys() | then.keys()
+        if option in ASKED or option not in FREE_ON_RESUME
+    )
+    if result.get("status") == "ok" and alike:
+        return True, f"{path}: the run is finished, nothing to do"
+    return True, None
+
+
 def _check_earlier(path: pathlib.Path, resume: bool) -> None:
     """Whether a run may go on, or begin again, in the folder of an earlier one."""
     found, results = newest(path / "checkpoints"), _has_results(path)
@@ -198,8 +233,14 @@ def _check_earlier(path: pathlib.Path, resume: bool) -> None:
 
 def _has_results(path: pathlib.Path) -> bool:
     """Whether a run ended as asked, or with an evaluation; not one that was killed or stopped before any."""
+    result = _read_result(path)
+    return result.get("status") == "ok" or bool(result.get("auc"))
+
+
+def _read_result(path: pathlib.Path) -> dict[str, object]:
+    """``result.json`` of a run folder, empty where there is none to be read."""
     try:
         result = json.loads((path / "result.json").read_text(encoding="utf-8"))
-        return result["status"] == "ok" or bool(result["auc"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    except (OSError, ValueError):
+        return {}
+    return result if isinstance(result, dict) else {}

@@ -52,12 +52,15 @@ def _collections(model: nn.Module) -> list[EmbeddingCollection]:
     return [module for module in model.modules() if isinstance(module, EmbeddingCollection)]
 
 
-def shard(model: nn.Module, config: ShardingConfig, world: World, init: ShardInit) -> DistributedModelParallel:
+def shard(
+    model: nn.Module, config: ShardingConfig, world: World, init: ShardInit, limit_option: str | None = None
+) -> DistributedModelParallel:
     """Plan, shard and initialise; a collective call.
 
     Args:
         model: tables on the meta device, everything else with its initial values.
         init: fills one shard of one table in place.
+        limit_option: full name of the data set's option that makes tables smaller, for the message if they do not fit.
 
     Raises:
         UserError: an override names an unknown table, or the tables do not fit.
@@ -68,7 +71,7 @@ def shard(model: nn.Module, config: ShardingConfig, world: World, init: ShardIni
         for table in collection.embedding_configs():
             table.init_fn = _leave_as_is  # TorchRec would call it on a shard without saying which
     sharders = [_sharder(config, world)]
-    plan = make_plan(model, config, world, sharders)
+    plan = make_plan(model, config, world, sharders, limit_option)
     sharded = DistributedModelParallel(
         module=model,
         device=world.device,
@@ -97,7 +100,9 @@ def _sharder(config: ShardingConfig, world: World) -> EmbeddingCollectionSharder
     )
 
 
-def make_plan(model: nn.Module, config: ShardingConfig, world: World, sharders: list) -> ShardingPlan:
+def make_plan(
+    model: nn.Module, config: ShardingConfig, world: World, sharders: list, limit_option: str | None = None
+) -> ShardingPlan:
     """The planner's choice under the overrides of ``config.tables``, the same on every rank."""
     tables = table_names(model)
     for name in config.tables:
@@ -126,9 +131,10 @@ def make_plan(model: nn.Module, config: ShardingConfig, world: World, sharders: 
         return planner.collective_plan(model, sharders, torch.distributed.group.WORLD)
     except PlannerError as exc:
         reason = str(exc).strip().splitlines()[0]
+        smaller = "take fewer features" if limit_option is None else f"hash the tables of crosses down ({limit_option})"
         raise UserError(
             f"the tables do not fit {world.size} x {world.device.type}: {reason}; add devices, raise "
-            "sharding.hbm_cap_gb, or hash large tables down with model.table_rows_limit"
+            f"sharding.hbm_cap_gb, or {smaller}"
         ) from None
 
 

@@ -63,6 +63,7 @@ def closing_figures(result: Result, trainer: Trainer) -> list[tuple[str, str]]:
         ("steps", f"{trainer.progress.step:,}"),
         ("rows the last layer computed", trainer.meter.decision),
         *_peak_memory(trainer),
+        *_peak_speed(trainer),
     ]
     if trainer.progress.step:
         rows.append(("seconds, training alone", f"{trainer.reporter.watch.seconds:,.1f}"))
@@ -74,3 +75,9 @@ def _peak_memory(trainer: Trainer) -> list[tuple[str, str]]:
     if trainer.world.device.type != "cuda":
         return []
     return [("peak memory of a GPU", f"{torch.cuda.max_memory_allocated(trainer.world.device) / 1e9:.2f} GB")]
+
+
+def _peak_speed(trainer: Trainer) -> list[tuple[str, str]]:
+    """What MFU and HFU of the metrics divide by."""
+    peak = trainer.meter.peak
+    return [] if peak is None else [("peak that MFU and HFU divide by", peak.in_words)]

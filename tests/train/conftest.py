@@ -3,6 +3,7 @@
 import os
 import pathlib
 import runpy
+import socket
 import subprocess
 import sys
 import types
@@ -45,10 +46,10 @@ def world():
 def trainer_process(tmp_path):
     """Runs the trainer in processes of its own: ``trainer_process("--config", …, ranks=2, env={…})``."""
 
-    def run(*arguments, ranks=0, env=None, check=None, script=LAUNCHER):
+    def run(*arguments, ranks=0, env=None, check=None, script=LAUNCHER, launcher=()):
         command = [sys.executable]
         if ranks:
-            command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+            command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *launcher]
         environment = {
             **{k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")},
             "PYTHONPATH": str(REPO),
@@ -70,3 +71,27 @@ def trainer_process(tmp_path):
         return types.SimpleNamespace(code=done.returncode, out=done.stdout, err=done.stderr)
 
     return run
+
+
+@pytest.fixture
+def ranks_by_hand(tmp_path):
+    """Starts ranks without torchrun: ``ranks_by_hand(arguments, [environment of rank 0, …])`` → their processes."""
+    started = []
+
+    def start(arguments, environments, script=LAUNCHER):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        for rank, more in enumerate(environments):
+            launcher = {"RANK": rank, "WORLD_SIZE": len(environments), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            own = {name: str(value) for name, value in {**launcher, **more}.items()}
+            environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", **own}
+            pipes = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+            command = [sys.executable, str(script), *map(str, arguments)]
+            started.append(subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes))
+        return started
+
+    yield start
+    for process in started:
+        process.kill()  # also one that was stopped
+        process.communicate()

@@ -66,7 +66,11 @@ def small_gin(**more: str) -> str:
 
 
 def kill_at(step: int) -> None:
-    """End the process as a power cut would when that many steps are done."""
+    """End the process as a power cut would when that many steps are done; an elastic launcher's restart lives."""
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        return
+    if os.environ.get("TINY_KILL_RANK", os.environ.get("RANK")) != os.environ.get("RANK"):
+        return
     from generative_recommenders.train.loop import Trainer
 
     real = Trainer.step

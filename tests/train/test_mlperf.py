@@ -2,11 +2,13 @@
 
 import collections
 import json
+import signal
 
 import pytest
 
-from generative_recommenders.train import gin_files, mlperf, run_folder
+from generative_recommenders.train import gin_files, loop, mlperf, run_folder
 from generative_recommenders.train.__main__ import main
+from generative_recommenders.train.loop import Trainer
 
 ONCE = """init_start init_stop run_start run_stop seed global_batch_size submission_benchmark opt_name opt_sparse_name
     opt_base_learning_rate train_samples eval_samples""".split()
@@ -111,6 +113,51 @@ def test_a_fresh_start_in_the_same_folder_begins_the_file_anew(train, tmp_path):
     run_folder.RunFolder(tmp_path / "runs" / "x").write_result(run_folder.Result())  # as a kill leaves it
     train(more={"mlperf.target_auc": "1.0"}, extra=["--resume"])  # there is no checkpoint: from the beginning
     check_once(events(tmp_path))
+
+
+@pytest.mark.parametrize("where", ["a step", "an evaluation", "an error"])
+def test_a_run_that_is_stopped_logs_that_it_was_aborted(train, tmp_path, monkeypatch, where):
+    """And, resumed, ends with the log of a run that was not."""
+    more = {"checkpoint.every_steps": "6", "mlperf.target_auc": "1.0", "train.max_steps": "17"}
+    train(more=more, name="straight")
+    real_step, real_evaluate, calls = Trainer.step, loop.evaluate, iter(range(9))
+
+    def step(self, batch):
+        real_step(self, batch)
+        if self.progress.step == 9 and where == "a step":
+            signal.raise_signal(signal.SIGTERM)
+        if self.progress.step == 9 and where == "an error":
+            raise RuntimeError("broken")
+
+    def evaluate(*arguments):
+        if next(calls) == 2 and where == "an evaluation":
+            signal.raise_signal(signal.SIGTERM)
+        return real_evaluate(*arguments)
+
+    monkeypatch.setattr(Trainer, "step", step)
+    monkeypatch.setattr(loop, "evaluate", evaluate)
+    assert train(more=more)[0] == 1
+    monkeypatch.undo()
+    found = events(tmp_path)
+    assert status(found) == "aborted" and found[-1]["key"] == "run_stop"
+    check_once(found)
+    assert complaints_of_the_checker(tmp_path, "x") == complaints_of_the_checker(tmp_path, "straight")
+    assert train(more=more, extra=["--resume"])[0] == 1
+    shape = lambda events: [(e["key"], (e["metadata"] or {}).get("samples_count")) for e in events]
+    blocks = lambda events: [pair for pair in shape(events) if pair[0] in ("block_stop", "eval_start", "run_stop")]
+    assert blocks(events(tmp_path)) == blocks(events(tmp_path, "straight"))
+    check_once(events(tmp_path))
+
+
+def complaints_of_the_checker(tmp_path, name):
+    """Keys of which the round's compliance checker says that they stand too seldom or too often in a run's log."""
+    compliance = pytest.importorskip("mlperf_logging.compliance_checker.mlp_compliance")
+    path = tmp_path / f"result_{name}.txt"
+    path.write_bytes((tmp_path / "runs" / name / "mlperf.log").read_bytes())
+    checker = compliance.make_checker("training", "6.1.0", quiet=True, werror=False)
+    compliance.main(str(path), "training_6.1.0/common.yaml", checker)
+    texts = [*checker.overwritable.values(), *checker.not_overwritable]
+    return sorted(text for text in texts if "occurrence" in text)
 
 
 def test_departures_from_the_closed_division_are_said(train, small_config):

@@ -117,3 +117,20 @@ def test_deduplication_without_a_kernel_is_refused(small_config, tmp_path, capfd
     config = small_config({"sharding.dedup_indices": "True"})
     assert main(["--config", config, "--device", "cpu", "--runs-dir", str(tmp_path / "runs")]) == 2
     assert "no CPU kernel" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_one_command_for_start_and_restart_under_an_elastic_launcher(trainer_process, small_config, tmp_path):
+    """A worker is killed once: the launcher starts both again, and they end as a run that nobody killed."""
+    config = small_config({"checkpoint.every_steps": "3", "train.max_steps": "6", "train.log_every": "1"})
+    arguments = ["--config", config, "--resume=auto", "--run-name"]
+    kill = {"TINY_KILL_AT_STEP": "5", "TINY_KILL_RANK": "1"}
+    done = trainer_process(*arguments, "x", ranks=2, launcher=["--max-restarts", "1"], env=kill, check=0)
+    assert "step_00000003 (step 3)" in done.out
+    trainer_process(*arguments, "straight", ranks=2, check=0)
+    assert losses(tmp_path / "runs/x") == losses(tmp_path / "runs/straight")
+    assert result_of(tmp_path / "runs/x")["auc"] == result_of(tmp_path / "runs/straight")["auc"]
+    before = (tmp_path / "runs/x/result.json").read_text()
+    done = trainer_process(*arguments, "x", ranks=2, check=0)
+    assert done.out.count("the run is finished, nothing to do") == 1
+    assert (tmp_path / "runs/x/result.json").read_text() == before

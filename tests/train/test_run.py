@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from generative_recommenders import settings
-from generative_recommenders.train import datasets, optimizers, run_folder, signals
+from generative_recommenders.train import datasets, flop_meter, optimizers, run_folder, signals
 from generative_recommenders.train.__main__ import main
 from generative_recommenders.train.checkpoint import Progress
+from generative_recommenders.train.flop_meter import FlopMeter
+from generative_recommenders.train.flops import PEAK_TFLOPS
 from generative_recommenders.train.loop import Trainer
 from generative_recommenders.train.options_table import DATA_OPTIONS
 from generative_recommenders.train.reporting import Reporter
@@ -24,7 +26,18 @@ from generative_recommenders.train.run_folder import Result
 
 LAUNCHER = pathlib.Path(__file__).with_name("launch_tiny.py")
 REPO = LAUNCHER.parents[2]
-FIELDS = ["status", "seconds", "samples", "auc", "best_auc", "baseline_auc", "auc_best_seen", "config", "reason"]
+FIELDS = [
+    "status",
+    "seconds",
+    "samples",
+    "auc",
+    "best_auc",
+    "baseline_auc",
+    "auc_best_seen",
+    "config",
+    "reason",
+    "peak",
+]
 
 
 @pytest.fixture
@@ -51,7 +64,7 @@ def test_a_good_run_leaves_everything_and_exits_with_zero(train, tmp_path):
     status, result, output = train("train.epochs=2", "train.target_auc=0.05", "train.max_gap_to_best=1.0")
     assert status == 0, output.err
     assert list(result) == FIELDS
-    assert result["status"] == "ok" and result["reason"] is None
+    assert result["status"] == "ok" and result["reason"] is None and result["peak"] is None
     assert result["samples"] == 2 * 198
     assert result["best_auc"] == 0.9 and result["baseline_auc"] == 0.5
     assert set(result["auc"]) == {"listen_plus"}
@@ -274,6 +287,54 @@ def test_result_fields_are_exactly_these():
     assert [field.name for field in dataclasses.fields(Result)] == [*FIELDS, "rmse", "mae"]
 
 
+def test_the_peak_that_hfu_divides_by_is_named_wherever_it_is_shown(train, tmp_path, monkeypatch):
+    real = FlopMeter.__init__
+
+    def on_a_gpu(self, model, world):
+        real(self, model, world)
+        self.peak, self.why_no_peak = flop_meter.common_peak(["NVIDIA H200"], torch.bfloat16)
+
+    monkeypatch.setattr(FlopMeter, "__init__", on_a_gpu)
+    status, result, output = train()
+    assert status == 0
+    assert result["peak"] == {"tflops_per_second": 989.4, "dtype": "bfloat16", "device": "NVIDIA H200"}
+    said = "989.4 TFLOP/s per NVIDIA H200 (bfloat16, dense, of its data sheet)"
+    assert f"peak that MFU and HFU divide by: {said}" in output.out
+    assert said in (tmp_path / "runs/x/report.html").read_text()
+    assert all("hfu" in row for row in rows(tmp_path) if row["kind"] == "train")
+
+
+@pytest.mark.gpu
+def test_the_peak_of_a_gpu_is_the_one_of_its_name(train):
+    status, result, output = train("train.max_steps=2")
+    name = torch.cuda.get_device_name()
+    assert status == 0
+    if name in PEAK_TFLOPS:
+        assert result["peak"] == {
+            "tflops_per_second": PEAK_TFLOPS[name]["float32"],  # the tiny model has no autocast
+            "dtype": "float32",
+            "device": name,
+        }
+    else:
+        assert result["peak"] is None and f"no peak is known for device {name!r}" in output.out
+
+
+def test_ranks_on_unlike_devices_have_no_common_peak():
+    peak, why_not = flop_meter.common_peak(["NVIDIA H200", "NVIDIA B200"], torch.bfloat16)
+    assert peak is None and "devices differ (NVIDIA B200, NVIDIA H200)" in why_not
+
+
+@pytest.mark.parametrize("with_limit", [True, False])
+def test_tables_that_do_not_fit_name_options_that_exist(train, monkeypatch, with_limit):
+    if with_limit:
+        real = datasets.FACTORIES["tiny"]
+        monkeypatch.setitem(datasets.FACTORIES, "tiny", lambda table_rows_limit=None: real())
+    status, _, output = train("sharding.hbm_cap_gb=0.000001")
+    assert status == 2 and output.err.count("\n") == 1
+    assert "the tables do not fit 1 x cpu" in output.err and "sharding.hbm_cap_gb" in output.err
+    assert ("tiny.table_rows_limit" in output.err) == with_limit
+
+
 def test_a_regression_task_is_reported_beside_the_auc(small_config, tmp_path, capfd):
     ratings = ["userId,movieId,rating,timestamp"]
     ratings += [f"{k % 9},{k % 7},{(k % 9 + k % 7) % 9 / 2 + 0.5},{1000 + 10 * k}" for k in range(300)]
@@ -437,3 +498,90 @@ def test_a_backend_is_as_strong_as_the_place_that_names_it(train, monkeypatch, i
         assert status == 2
         assert f"backend CUDNN (from {blamed}) is unavailable" in output.err
     assert settings.get("HSTU_BACKEND") == environment.get("HSTU_BACKEND")  # nothing is left behind
+
+
+def files(folder):
+    """Path → content of every file of a run."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+AUTO = ["--resume=auto"]
+
+
+def test_resume_auto_begins_goes_on_and_ends(train, tmp_path):
+    """One command at the first start, after a stop, and after the end."""
+    more = {"checkpoint.every_steps": "3", "train.max_steps": "9"}
+    status, result, output = train("train.max_steps=4", more=more, extra=AUTO)
+    assert status == 0 and result["samples"] == 64 and "resuming" not in output.out and "warning" not in output.out
+    status, result, output = train(more=more, extra=AUTO)  # asked for more than it has done
+    assert status == 0 and result["samples"] == 144
+    assert "step_00000003 (step 3)" in output.out
+    before = files(tmp_path / "runs")
+    status, result, output = train(more=more, extra=AUTO)
+    assert status == 0 and result["status"] == "ok" and output.err == ""
+    assert output.out == f"{tmp_path / 'runs' / 'x'}: the run is finished, nothing to do\n"
+    assert files(tmp_path / "runs") == before
+    louder = ["train.log_every=1", "checkpoint.keep=5"]
+    assert "nothing to do" in train(*louder, more=more, extra=AUTO)[2].out
+    status, _, output = train("optimizer.dense_lr=0.5", more=more, extra=AUTO)  # another run, and no way to go on as it
+    assert status == 2 and "optimizer.dense_lr" in output.err
+    assert files(tmp_path / "runs") == before
+
+
+def test_resume_auto_without_checkpoints_loses_nothing(train, tmp_path):
+    status, _, output = train("train.target_auc=1.0", extra=AUTO)
+    assert status == 1 and "warning: --resume=auto can only begin again without checkpoints" in output.out
+    before = files(tmp_path / "runs")
+    status, _, output = train("train.target_auc=1.0", extra=AUTO)
+    assert status == 2 and "beginning again would replace its results" in output.err
+    assert files(tmp_path / "runs") == before
+    run_folder.RunFolder(tmp_path / "runs" / "x").write_result(Result())  # as a kill leaves it
+    status, result, output = train(extra=AUTO)
+    assert status == 0 and result["status"] == "ok" and "from the beginning" in output.out
+
+
+def test_resume_auto_of_a_run_that_failed_before_it_began_begins(train):
+    assert train("model.max_seq_len=3", extra=AUTO)[0] == 2
+    assert train(extra=AUTO)[0] == 0
+
+
+def test_resume_auto_needs_a_name_and_says_no_other_word(small_config, capfd):
+    assert main(["--config", small_config(), *AUTO]) == 2
+    assert "needs --run-name" in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--config", small_config(), "--resume=perhaps"])
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "environment, warned",
+    [
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, "SLURM_NTASKS=2"),
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, None),  # the first task says it
+        ({"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE=8"),
+        ({"PMI_SIZE": "3"}, "PMI_SIZE=3"),
+        ({"PMI_SIZE": "many", "SLURM_NTASKS": ""}, None),
+        ({"SLURM_NTASKS": "1"}, None),
+        ({"SLURM_NTASKS": "2", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, "SLURM_NTASKS=2"),
+        ({"SLURM_NTASKS": "2", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, None),
+        ({"SLURM_NNODES": "2", "RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, "SLURM_NNODES=2"),
+        ({"SLURM_NNODES": "2", "RANK": "0", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, None),
+    ],
+)
+def test_a_task_that_is_a_whole_run_among_others_is_warned(monkeypatch, environment, warned):
+    for name in [*settings._TASKS, *settings._TASKS.values(), *settings._NODES, "RANK", "WORLD_SIZE", "SLURM_NODEID"]:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    warning = settings.lonely_task()
+    assert (warning is None) if warned is None else (warned in warning and "torchrun" in warning)
+
+
+def test_a_warning_of_several_tasks_is_one_line_and_the_run_goes_on(train, monkeypatch):
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    status, _, output = train("train.max_steps=1")
+    assert status == 0
+    assert output.err.startswith("warning: SLURM_NTASKS=2, but this process is a run of its own")
+    assert output.err.count("\n") == 1

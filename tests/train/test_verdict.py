@@ -10,7 +10,7 @@ def test_a_figure_that_is_not_there_says_why():
     trainer = types.SimpleNamespace(
         evaluation={},
         progress=types.SimpleNamespace(step=3),
-        meter=types.SimpleNamespace(decision="all (targets-only is off)"),
+        meter=types.SimpleNamespace(decision="all (targets-only is off)", peak=None),
         reporter=types.SimpleNamespace(watch=types.SimpleNamespace(seconds=1.0)),
         world=types.SimpleNamespace(device=types.SimpleNamespace(type="cpu")),
     )
