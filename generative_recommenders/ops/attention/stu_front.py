@@ -100,7 +100,7 @@ class _FusedFront(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, norm_weight, norm_bias, weight, bias, plan: Projection):
-        from generative_recommenders.ops.attention.triton_layer_norm import normalize
+        from generative_recommenders.ops.common.triton_layer_norm import normalize
 
         if x.stride(1) != 1:
             x = x.contiguous()
@@ -117,8 +117,8 @@ class _FusedFront(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, du, d_out):
-        from generative_recommenders.ops.attention.triton_column_sums import sum_columns
-        from generative_recommenders.ops.attention.triton_layer_norm import normalize, normalize_backward
+        from generative_recommenders.ops.common.triton_column_sums import sum_columns
+        from generative_recommenders.ops.common.triton_layer_norm import normalize, normalize_backward
 
         plan: Projection = ctx.plan
         x, norm_weight, norm_bias, weight, bias, normed, mean, rstd, vqk = ctx.saved_tensors

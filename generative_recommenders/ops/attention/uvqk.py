@@ -60,7 +60,7 @@ class Projection:
     def attend_backward(self, d_out: torch.Tensor, vqk: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         """Write the gradients of V, Q and K into ``grad`` beside U's; returns their column sums, fp32."""
         from generative_recommenders.ops.attention.kernels import backward_into
-        from generative_recommenders.ops.attention.triton_column_sums import sum_columns
+        from generative_recommenders.ops.common.triton_column_sums import sum_columns
 
         d_out = d_out.to(self.dtype).unflatten(1, (self.heads, self.d_v))
         dq, dk, dv = self._split(grad[:, self.u_columns :])

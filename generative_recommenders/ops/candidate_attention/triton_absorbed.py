@@ -26,6 +26,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from generative_recommenders.ops.common.triton_norm import norm_backward
+
 
 @triton.jit
 def _sequence_part(OFFSETS, TARGET_OFFSETS, b, split, splits, BN: tl.constexpr):
@@ -442,9 +444,7 @@ def candidate_rows_backward_kernel(
     mean, rstd = tl.load(STATS + row * 2), tl.load(STATS + row * 2 + 1)
     x_hat = (tl.load(X + row * stride_x + d, mask=mask, other=0.0).to(tl.float32) - mean) * rstd
     g = tl.load(DX_HAT + c * D + d, mask=mask, other=0.0).to(tl.float32)
-    c1 = tl.sum(g, 0) / D
-    c2 = tl.sum(tl.where(mask, g * x_hat, 0.0), 0) / D
-    dx = (g - c1 - x_hat * c2) * rstd + tl.load(DX + row * stride_dx + d, mask=mask, other=0.0).to(tl.float32)
+    dx = norm_backward(g, x_hat, rstd, D) + tl.load(DX + row * stride_dx + d, mask=mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         dx += tl.load(RESIDUAL + c * D + d, mask=mask, other=0.0).to(tl.float32)
     tl.store(DX + row * stride_dx + d, dx.to(DX.dtype.element_ty), mask=mask)

@@ -10,7 +10,7 @@ ROWS = 32
 
 
 @triton.jit(do_not_specialize=["splits"])
-def one_query_forward_kernel(
+def materialised_forward_kernel(
     Q,  # [B, H * DK]
     K,  # [T, H * DK]
     V,  # [T, H * DV]
@@ -54,7 +54,7 @@ def one_query_forward_kernel(
 
 
 @triton.jit(do_not_specialize=["splits"])
-def one_query_backward_kernel(
+def materialised_backward_kernel(
     Q,
     K,
     V,
@@ -141,7 +141,7 @@ def forward(q, k, v, seq_offsets, sizes) -> torch.Tensor:
         return v.new_empty(0, v.shape[1])
     splits = _splits(k.shape[0], sequences)
     out = v.new_empty(splits, sequences, v.shape[1], dtype=torch.float32)
-    one_query_forward_kernel[(sequences * splits * sizes.num_heads,)](
+    materialised_forward_kernel[(sequences * splits * sizes.num_heads,)](
         OUT=out, splits=splits, **_common(q, k, v, seq_offsets, sizes)
     )
     return out.sum(0).to(q.dtype)
@@ -155,7 +155,7 @@ def backward(q, k, v, seq_offsets, d_out, sizes) -> tuple[torch.Tensor, torch.Te
         return torch.empty_like(q), dk, dv
     splits = _splits(k.shape[0], sequences)
     dq = q.new_empty(splits, *q.shape, dtype=torch.float32)
-    one_query_backward_kernel[(sequences * splits * sizes.num_heads,)](
+    materialised_backward_kernel[(sequences * splits * sizes.num_heads,)](
         D_OUT=d_out, DK_OUT=dk, DV_OUT=dv, DQ=dq, splits=splits, **_common(q, k, v, seq_offsets, sizes)
     )
     return dq.sum(0).to(q.dtype), dk, dv

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from generative_recommenders.ops.checks import matrix
+from generative_recommenders.ops.encode.backends import kernels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +143,7 @@ class _JoinFeatures(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, plan: _Plan, *sources):
-        from generative_recommenders.ops.encode.triton_copy import copy_rows
-
+        copy_rows = kernels().copy_rows
         ctx.plan, ctx.sources = plan, [(s.shape, s.dtype, s.device) for s in sources]
         width, like = plan.width, sources[0]
         sources = [s.view(-1, width) if s.is_contiguous() else s for s in sources]
@@ -162,8 +162,7 @@ class _JoinFeatures(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_item, d_side, d_joined, *d_others):
-        from generative_recommenders.ops.encode.triton_copy import copy_rows
-
+        copy_rows = kernels().copy_rows
         plan = ctx.plan
         width, events = plan.width, plan.history[0].count
         grads = []

@@ -12,10 +12,9 @@ import math
 import torch
 
 from generative_recommenders.ops.checks import matrix, vector
-from generative_recommenders.ops.lmsd.philox import keep_threshold
+from generative_recommenders.ops.encode.backends import kernels
 
 Norm = tuple[torch.Tensor, torch.Tensor, float]
-BACKWARD_LAUNCH = {"resident": 12, "registers": 168}  # two rows and two sums at hand: more registers, fewer warps
 ROWS_PER_PAIR = 16  # fewer, and writing the pairs' sums would cost what reading the rows twice does
 
 
@@ -123,9 +122,9 @@ class _Encode(torch.autograd.Function):
         stats = torch.empty(2 if attributes is None else 4, events, device=device, dtype=torch.float32)
         tables = position.contiguous(), call.positions[call.places], time.contiguous(), call.times[call.places]
         norms = weight, bias, a_weight, a_bias, action_table, call.patterns
-        _forward_rows(content, attributes, norms, tables, x, mask, stats, eps, call, 0)
+        kernels().encode_rows(content, attributes, norms, tables, x, mask, stats, eps, call, 0)
         if context is not None:
-            _forward_rows(context, None, (None,) * 6, tables, x, mask, None, eps, call, events)
+            kernels().encode_rows(context, None, (None,) * 6, tables, x, mask, None, eps, call, events)
         ctx.save_for_backward(content, attributes, weight, a_weight, stats, mask)
         ctx.call, ctx.width = call, width
         ctx.parameters = [None if t is None else (t.shape[0], t.dtype) for t in (action_table, context, position, time)]
@@ -135,21 +134,19 @@ class _Encode(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dx):
-        from generative_recommenders.ops.encode.triton_table_sums import table_gradient
-
         content, attributes, weight, a_weight, stats, mask = ctx.saved_tensors
         call, events, dx = ctx.call, content.shape[0], _rows(dx)
         scale = 1.0 / (1.0 - call.dropout_ratio)
         factor = scale * math.sqrt(ctx.width)
         action, context, position, time = ctx.parameters
-        d_content, d_attributes, d_norms = _backward_rows(
+        d_content, d_attributes, d_norms = kernels().encode_rows_backward(
             dx, mask, call.places[:events], content, attributes, (weight, a_weight), stats, factor
         )
         d_context = None
         if context is not None:
             d_context = torch.empty(context[0], ctx.width, device=dx.device, dtype=context[1])
-            _backward_context(dx, mask, call.places[events:], d_context, factor)
-        d_position = scale * table_gradient(dx, mask, call.positions, position[0])
+            kernels().encode_context_backward(dx, mask, call.places[events:], d_context, factor)
+        d_position = scale * kernels().table_gradient(dx, mask, call.positions, position[0])
         d_time, d_action = _time_and_action_sums(dx, mask, call, time[0], action[0])
         d_time, d_action = scale * d_time, factor * d_action
         d_bias = d_action.sum(0)  # an event adds the same gradient to the biases and to one row of the action table
@@ -175,78 +172,13 @@ def _time_and_action_sums(dx, mask, call: EncodeCall, num_times: int, num_patter
 
     With rows enough they are added up by pair of entries, so that dx is read once for both.
     """
-    from generative_recommenders.ops.encode.triton_table_sums import MOST_SHORT_ENTRIES, table_gradient
-
+    table_gradient = kernels().table_gradient
     events = call.patterns.numel()
     pairs = num_times * (num_patterns + 1)  # contextual rows have no action: a pattern of their own
-    if pairs > min(MOST_SHORT_ENTRIES, call.times.numel() // ROWS_PER_PAIR):
+    if pairs > min(kernels().MOST_SHORT_ENTRIES, call.times.numel() // ROWS_PER_PAIR):
         action = table_gradient(dx, mask, call.patterns, num_patterns, call.places[:events])
         return table_gradient(dx, mask, call.times, num_times), action
     patterns = torch.full_like(call.times, num_patterns).index_copy_(0, call.places[:events], call.patterns)
     sums = table_gradient(dx, mask, call.times * (num_patterns + 1) + patterns, pairs)
     sums = sums.view(num_times, num_patterns + 1, -1)
     return sums.sum(1), sums[:, :num_patterns].sum(0)
-
-
-def _forward_rows(source, attributes, norms, tables, x, mask, stats, eps, call: EncodeCall, first: int) -> None:
-    """Write the joined rows of ``source``, whose rows are number ``first`` and on in source order."""
-    from generative_recommenders.ops.encode.launch import row_launch
-    from generative_recommenders.ops.encode.triton_encode import encode_forward
-
-    rows, width = source.shape
-    if rows == 0:
-        return
-    weight, bias, a_weight, a_bias, action_table, patterns = norms
-    position, positions, time, times = tables
-    threshold = keep_threshold(call.dropout_ratio)
-    launch = row_launch(width, source.device)
-    encode_forward[launch.grid(rows, source.device)](
-        source, attributes, weight, bias, a_weight, a_bias, action_table, patterns,
-        position, positions[first:], time, times[first:], call.places[first:], call.seed, x, mask, stats,
-        rows, -(-rows // launch.rows), source.stride(0) // 4, 0 if attributes is None else attributes.stride(0) // 4,
-        x.stride(0) // 4, 0 if action_table is None else action_table.stride(0) // 4, width // 4,
-        threshold - (1 << 32) if threshold >= 1 << 31 else threshold, 1.0 / (1.0 - call.dropout_ratio),
-        math.sqrt(width), *eps,
-        D=width, BD=launch.block, ROWS=launch.rows, EVENTS=stats is not None, ATTRIBUTES=attributes is not None,
-        DROPOUT=mask is not None, **launch.options(),
-    )  # fmt: skip
-
-
-def _backward_rows(dx, mask, places, content, attributes, weights, stats, factor: float):
-    """Gradients of content and attributes, and of the norms' weights in fp32."""
-    from generative_recommenders.ops.encode.launch import row_launch
-    from generative_recommenders.ops.encode.triton_encode import encode_backward
-
-    rows, width = content.shape
-    d_content = torch.empty(rows, width, device=dx.device, dtype=content.dtype)
-    d_attributes = None if attributes is None else torch.empty_like(d_content, dtype=attributes.dtype)
-    if rows == 0:
-        return d_content, d_attributes, torch.zeros(2, width, device=dx.device, dtype=torch.float32).unbind()
-    launch = row_launch(width, dx.device, **BACKWARD_LAUNCH)
-    grid = launch.grid(rows, dx.device)
-    partial = torch.empty(*grid, 2, width, device=dx.device, dtype=torch.float32)
-    encode_backward[grid](
-        dx, mask, places, content, attributes, *weights, stats, d_content, d_attributes, partial,
-        rows, -(-rows // launch.rows), content.stride(0) // 4, 0 if attributes is None else attributes.stride(0) // 4,
-        dx.stride(0) // 4, width // 4, factor,
-        D=width, BD=launch.block, ROWS=launch.rows, EVENTS=True, ATTRIBUTES=attributes is not None,
-        DROPOUT=mask is not None, **launch.options(),
-    )  # fmt: skip
-    return d_content, d_attributes, partial.sum(0).unbind()
-
-
-def _backward_context(dx, mask, places, d_context: torch.Tensor, factor: float) -> None:
-    """Write the contextual rows' gradient."""
-    from generative_recommenders.ops.encode.launch import row_launch
-    from generative_recommenders.ops.encode.triton_encode import encode_backward
-
-    rows, width = d_context.shape
-    if rows == 0:
-        return
-    launch = row_launch(width, dx.device)
-    encode_backward[launch.grid(rows, dx.device)](
-        dx, mask, places, None, None, None, None, None, d_context, None, None,
-        rows, -(-rows // launch.rows), 0, 0, dx.stride(0) // 4, width // 4, factor,
-        D=width, BD=launch.block, ROWS=launch.rows, EVENTS=False, ATTRIBUTES=False,
-        DROPOUT=mask is not None, **launch.options(),
-    )  # fmt: skip

@@ -55,9 +55,9 @@ _PYTORCH = LmsdBackend(pytorch_forward, pytorch_backward, needs_aligned_rows=Fal
 
 
 def _triton():
-    from generative_recommenders.ops.lmsd import triton_lmsd  # imports Triton, which is optional
+    from generative_recommenders.ops.lmsd import launch  # imports Triton, which is optional
 
-    return triton_lmsd
+    return launch
 
 
 @functools.lru_cache(maxsize=1)

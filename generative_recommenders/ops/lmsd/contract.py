@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from generative_recommenders.ops.lmsd import philox
+from generative_recommenders.ops.common import philox
 
 ALIGNMENT = 16  # bytes, of every row that a kernel reads or writes as vectors
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

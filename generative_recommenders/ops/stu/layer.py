@@ -145,8 +145,8 @@ class _FusedLayer(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, norm_weight, norm_bias, weight, bias, out_norm_weight, out_norm_bias, out_weight, plan: _Plan):
-        from generative_recommenders.ops.attention.triton_layer_norm import normalize
-        from generative_recommenders.ops.lmsd import triton_lmsd
+        from generative_recommenders.ops.common.triton_layer_norm import normalize
+        from generative_recommenders.ops.lmsd import launch
 
         front = plan.front
         if x.stride(1) != 1:
@@ -157,9 +157,7 @@ class _FusedLayer(torch.autograd.Function):
         normed = None if front.recompute_normed_x else normed
         attention = front.attend(vqk)
         vqk = None if front.recompute_uvqk else vqk
-        y, *statistics, mask = triton_lmsd.forward(
-            attention, u, out_norm_weight, out_norm_bias, plan.seed, None, plan.lmsd
-        )
+        y, *statistics, mask = launch.forward(attention, u, out_norm_weight, out_norm_bias, plan.seed, None, plan.lmsd)
         out.addmm_(y, out_weight.to(front.dtype))
         y = None if plan.recompute_y else y
         parameters = (norm_weight, norm_bias, weight, bias, out_norm_weight, out_norm_bias, out_weight)
@@ -170,8 +168,8 @@ class _FusedLayer(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
-        from generative_recommenders.ops.attention.triton_layer_norm import normalize, normalize_backward
-        from generative_recommenders.ops.lmsd import triton_lmsd
+        from generative_recommenders.ops.common.triton_layer_norm import normalize, normalize_backward
+        from generative_recommenders.ops.lmsd import launch
 
         plan, front = ctx.plan, ctx.plan.front
         x, *parameters, normed, mean, rstd, u, vqk, attention, y_mean, y_rstd, mask, y = ctx.saved_tensors
@@ -182,7 +180,7 @@ class _FusedLayer(torch.autograd.Function):
         restore_y, y = y is None, None
         grad = torch.empty(x.shape[0], weight.shape[1], device=x.device, dtype=front.dtype)
         dy = torch.mm(d_out, out_weight.to(front.dtype).t(), out=plan.room_for_dy(grad))
-        d_attention, u_sums, d_out_norm_weight, d_out_norm_bias = triton_lmsd.backward_for_layer(
+        d_attention, u_sums, d_out_norm_weight, d_out_norm_bias = launch.backward_for_layer(
             dy, attention, u, out_norm_weight, out_norm_bias, y_mean, y_rstd, mask, plan.lmsd,
             grad[:, : front.u_columns], restore_y,
         )  # fmt: skip

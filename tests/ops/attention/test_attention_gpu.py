@@ -133,11 +133,11 @@ def test_norm_tensor_equals_float():
 
 @pytest.mark.parametrize("variant", ["plain", "hopper"])
 def test_no_compilation_per_batch(variant):
-    from generative_recommenders.ops.attention.triton_fwd import attention_forward as kernel
+    from generative_recommenders.ops.attention.triton_fwd import attention_forward_kernel as kernel
 
     hopper_or_skip(make_case([64], 4, 128, 128, torch.bfloat16, MASKS[1], device="cuda"))
     if variant == "hopper":
-        from generative_recommenders.ops.attention.triton_hopper_fwd import hopper_forward as kernel
+        from generative_recommenders.ops.attention.triton_hopper_fwd import attention_hopper_forward_kernel as kernel
     counts = []
     for lengths in ([300, 200], [16], [1024, 1, 77], [999] * 16):
         case = make_case(lengths, 4, 128, 128, torch.bfloat16, MASKS[1], device="cuda")

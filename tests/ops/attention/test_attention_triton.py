@@ -11,7 +11,7 @@ import torch
 
 from generative_recommenders.ops.attention import configs, hstu_mha, kernels, tune
 from generative_recommenders.ops.attention.attention import make_call
-from generative_recommenders.ops.attention.triton_column_sums import sum_columns
+from generative_recommenders.ops.common.triton_column_sums import sum_columns
 from tests.ops.attention.oracle import MASKS, Mask, attention_by_rows, make_case, sees, visible
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3}

@@ -172,8 +172,8 @@ for backward in (False, True):
             shape | dict(TC=3, KC=16, STAGES=tile.stages, TMA=tma), *options, block)
 compile(k.candidate_rows_backward_kernel, "bf16", arch, dict(D=512, DP=512, HAS_RESIDUAL=True), 4, 3)
 shape = dict(H=4, DK=128, DV=128, PK=128, PV=128, BN=32, NORM_TENSOR=False)
-compile(m.one_query_forward_kernel, "bf16", arch, shape, 4, 3)
-compile(m.one_query_backward_kernel, "bf16", arch, shape, 4, 3)
+compile(m.materialised_forward_kernel, "bf16", arch, shape, 4, 3)
+compile(m.materialised_backward_kernel, "bf16", arch, shape, 4, 3)
 print("compiled")
 """
 

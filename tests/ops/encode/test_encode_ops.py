@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from generative_recommenders.ops import dispatch
+from generative_recommenders.ops.common import philox
 from generative_recommenders.ops.dispatch import BackendUnavailable
 from generative_recommenders.ops.encode import EncodeCall, encode_sequence, swish_layer_norm, why_not_fused
-from generative_recommenders.ops.lmsd import philox
 from tests.ops.encode import oracle
 
 pytest.importorskip("triton")

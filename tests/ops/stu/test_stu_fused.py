@@ -8,7 +8,7 @@ import torch
 
 from generative_recommenders.modules import stu
 from generative_recommenders.modules.stu import STULayer, STULayerConfig
-from generative_recommenders.ops.lmsd.philox import keep_decisions
+from generative_recommenders.ops.common.philox import keep_decisions
 from tests.ops.attention.oracle import Case, Mask, attention_by_rows, targets_of
 
 HEADS, D_QK, D_V, WIDTH, RATIO = 2, 16, 24, 40, 0.25
