@@ -1,6 +1,6 @@
 """HSTU attention: jagged, target-aware, pointwise SiLU attention with gradients.
 
-``hstu_mha`` is the differentiable op, ``hstu_preprocess_attention`` the fused front of an STU layer, ``kernels`` the
+``hstu_mha`` is the differentiable op, ``hstu_preprocess_attention`` the fused front of an STU layer, ``launch`` the
 explicit forward and backward that write into caller-owned (strided) buffers.
 """
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
 
 import torch
 
-from generative_recommenders.ops.attention.call import AttentionCall
-from generative_recommenders.ops.attention.reference import hstu_mha_reference
-from generative_recommenders.ops.dispatch import Backend, always, choose_backend, why_not_triton
-
-MAX_HEAD_WIDTH = 256
+from generative_recommenders.ops.attention.backends import ATTENTION
+from generative_recommenders.ops.attention.call import AttentionCall, AttentionShape
+from generative_recommenders.ops.dispatch import Backend, Implementation
 
 
 def hstu_mha(
@@ -55,55 +52,29 @@ def hstu_mha(
     """
     check_attention_inputs(q, k, v, seq_offsets, max_seq_len, num_targets, max_attn_len, contextual_seq_len)
     _check_numbers(alpha, attn_norm)
-    if choose_backend("attention", backend, backend_checks(q, q.shape[2], v.shape[2], q.dtype)) is Backend.TRITON:
-        call = make_call(
-            q, seq_offsets, max_seq_len, alpha, attn_norm, num_targets, causal, max_attn_len, contextual_seq_len
-        )
-        return _TritonAttention.apply(q, k, v, call)
-    return hstu_mha_reference(
-        q, k, v, seq_offsets, alpha, attn_norm, num_targets, causal, max_attn_len, contextual_seq_len
+    call = make_call(
+        q, seq_offsets, max_seq_len, alpha, attn_norm, num_targets, causal, max_attn_len, contextual_seq_len
     )
+    shape = AttentionShape(q.device, q.dtype, q.shape[2], v.shape[2], q.dtype)
+    implementation = ATTENTION.backends[ATTENTION.choose(shape, backend)]
+    if implementation.backward is None:
+        return implementation.forward(q, k, v, call)
+    return _Attention.apply(q, k, v, call, implementation)
 
 
-class _TritonAttention(torch.autograd.Function):
+class _Attention(torch.autograd.Function):
     """Keeps q, k and v; the backward recomputes the scores."""
 
     @staticmethod
-    def forward(ctx, q, k, v, call: AttentionCall):
-        from generative_recommenders.ops.attention.kernels import forward_into
-
-        out = torch.empty(v.shape, device=v.device, dtype=v.dtype)
-        forward_into(q, k, v, out, call)
+    def forward(ctx, q, k, v, call: AttentionCall, implementation: Implementation):
         ctx.save_for_backward(q, k, v)
-        ctx.call = call
-        return out
+        ctx.call, ctx.implementation = call, implementation
+        return implementation.forward(q, k, v, call)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout):
-        from generative_recommenders.ops.attention.kernels import backward_into
-
-        q, k, v = ctx.saved_tensors
-        dq, dk, dv = (torch.empty(t.shape, device=t.device, dtype=t.dtype) for t in (q, k, v))
-        backward_into(dout.to(v.dtype), q, k, v, dq, dk, dv, ctx.call)
-        return dq, dk, dv, None
-
-
-def backend_checks(
-    rows: torch.Tensor, d_qk: int, d_v: int, dtype: torch.dtype
-) -> Mapping[Backend, Callable[[], str | None]]:
-    """The op's backends, best first: on a CPU the interpreter is for debugging, so PyTorch leads there."""
-    checks = {Backend.TRITON: lambda: _why_not_triton(rows, d_qk, d_v, dtype), Backend.PYTORCH: always}
-    return checks if rows.device.type == "cuda" else dict(reversed(checks.items()))
-
-
-def _why_not_triton(rows: torch.Tensor, d_qk: int, d_v: int, dtype: torch.dtype) -> str | None:
-    reason = why_not_triton(rows, rows.new_empty(0, dtype=dtype))  # under autocast not the rows' own dtype
-    if reason is None and dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        reason = f"dtype {dtype} has no kernel: use float32, float16 or bfloat16"
-    if reason is None and max(d_qk, d_v) > MAX_HEAD_WIDTH:
-        reason = f"d_qk={d_qk}, d_v={d_v}: kernels go up to {MAX_HEAD_WIDTH} per head"
-    return reason
+        return *ctx.implementation.backward(dout, *ctx.saved_tensors, ctx.call), None, None
 
 
 def make_call(

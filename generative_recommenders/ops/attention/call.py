@@ -23,3 +23,14 @@ class AttentionCall:
     @property
     def batch(self) -> int:
         return self.seq_offsets.numel() - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionShape:
+    """What decides which backend serves a call: device and dtype of the rows, d_qk, d_v, and the products' dtype."""
+
+    device: torch.device
+    dtype: torch.dtype
+    d_qk: int
+    d_v: int
+    product_dtype: torch.dtype

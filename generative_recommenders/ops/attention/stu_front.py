@@ -9,14 +9,11 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from generative_recommenders.ops.attention.attention import (
-    backend_checks,
-    hstu_mha,
-    make_row_call,
-)
+from generative_recommenders.ops.attention.attention import hstu_mha, make_row_call
+from generative_recommenders.ops.attention.backends import ATTENTION, kernels
 from generative_recommenders.ops.attention.uvqk import Projection, compute_dtype
 from generative_recommenders.ops.checks import vector
-from generative_recommenders.ops.dispatch import Backend, choose_backend
+from generative_recommenders.ops.dispatch import Backend
 
 
 def hstu_preprocess_attention(
@@ -68,7 +65,7 @@ def hstu_preprocess_attention(
     dtype = compute_dtype(x)
     if not torch.is_autocast_enabled(x.device.type) and x.dtype != uvqk_weight.dtype:
         raise ValueError(f"x is {x.dtype} and uvqk_weight {uvqk_weight.dtype}: cast one, or run under autocast")
-    if choose_backend("attention", backend, backend_checks(x, attn_dim, hidden_dim, dtype)) is Backend.TRITON:
+    if ATTENTION.choose(Projection.shape(x, attn_dim, hidden_dim), backend) is Backend.TRITON:
         call = make_row_call(
             x, num_heads, attn_dim, hidden_dim, seq_offsets, max_seq_len, alpha, attn_norm, num_targets, causal,
             max_attn_len, contextual_seq_len,
@@ -100,11 +97,9 @@ class _FusedFront(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, norm_weight, norm_bias, weight, bias, plan: Projection):
-        from generative_recommenders.ops.common.triton_layer_norm import normalize
-
         if x.stride(1) != 1:
             x = x.contiguous()
-        normed, mean, rstd = normalize(x, norm_weight, norm_bias, plan.eps, plan.dtype)
+        normed, mean, rstd = kernels().normalize(x, norm_weight, norm_bias, plan.eps, plan.dtype)
         u, vqk = plan.project(normed, weight, bias)
         out = plan.attend(vqk)
         normed = None if plan.recompute_normed_x else normed
@@ -117,13 +112,10 @@ class _FusedFront(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, du, d_out):
-        from generative_recommenders.ops.common.triton_column_sums import sum_columns
-        from generative_recommenders.ops.common.triton_layer_norm import normalize, normalize_backward
-
         plan: Projection = ctx.plan
         x, norm_weight, norm_bias, weight, bias, normed, mean, rstd, vqk = ctx.saved_tensors
         if normed is None:
-            normed, mean, rstd = normalize(x, norm_weight, norm_bias, plan.eps, plan.dtype)
+            normed, mean, rstd = kernels().normalize(x, norm_weight, norm_bias, plan.eps, plan.dtype)
         if vqk is None:
             vqk = plan.project_vqk(normed, weight, bias)
         # An output that nothing was computed from has no gradient: its columns stay zero.
@@ -131,7 +123,7 @@ class _FusedFront(torch.autograd.Function):
         grad = make(x.shape[0], weight.shape[1], device=x.device, dtype=plan.dtype)
         d_bias = torch.zeros(weight.shape[1], device=x.device, dtype=torch.float32)
         if du is not None:
-            d_bias[: plan.u_columns] = sum_columns(grad[:, : plan.u_columns].copy_(du))
+            d_bias[: plan.u_columns] = kernels().sum_columns(grad[:, : plan.u_columns].copy_(du))
         if d_out is not None:
             d_bias[plan.u_columns :] = plan.attend_backward(d_out, vqk, grad)
         del vqk
@@ -139,7 +131,7 @@ class _FusedFront(torch.autograd.Function):
         del normed
         d_normed = torch.mm(grad, weight.to(plan.dtype).t())
         del grad
-        dx, d_norm_weight, d_norm_bias = normalize_backward(x, d_normed, norm_weight, mean, rstd)
+        dx, d_norm_weight, d_norm_bias = kernels().normalize_backward(x, d_normed, norm_weight, mean, rstd)
         return (
             dx,
             d_norm_weight.to(norm_weight.dtype),

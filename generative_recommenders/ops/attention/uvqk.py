@@ -6,7 +6,8 @@ import dataclasses
 
 import torch
 
-from generative_recommenders.ops.attention.call import AttentionCall
+from generative_recommenders.ops.attention.backends import kernels
+from generative_recommenders.ops.attention.call import AttentionCall, AttentionShape
 
 
 def compute_dtype(x: torch.Tensor) -> torch.dtype:
@@ -31,6 +32,11 @@ class Projection:
     recompute_normed_x: bool
     recompute_uvqk: bool
 
+    @staticmethod
+    def shape(x: torch.Tensor, d_qk: int, d_v: int) -> AttentionShape:
+        """What decides which backend attends to rows that are projected from those of x."""
+        return AttentionShape(x.device, x.dtype, d_qk, d_v, compute_dtype(x))
+
     @property
     def u_columns(self) -> int:
         """H * d_v: where the columns of V, Q and K begin."""
@@ -51,21 +57,16 @@ class Projection:
 
     def attend(self, vqk: torch.Tensor) -> torch.Tensor:
         """Attention output [T, H * d_v]."""
-        from generative_recommenders.ops.attention.kernels import forward_into
-
         out = torch.empty(vqk.shape[0], self.heads, self.d_v, device=vqk.device, dtype=vqk.dtype)
-        forward_into(*self._split(vqk), out, self.call)
+        kernels().forward_into(*self._split(vqk), out, self.call)
         return out.flatten(1)
 
     def attend_backward(self, d_out: torch.Tensor, vqk: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         """Write the gradients of V, Q and K into ``grad`` beside U's; returns their column sums, fp32."""
-        from generative_recommenders.ops.attention.kernels import backward_into
-        from generative_recommenders.ops.common.triton_column_sums import sum_columns
-
         d_out = d_out.to(self.dtype).unflatten(1, (self.heads, self.d_v))
         dq, dk, dv = self._split(grad[:, self.u_columns :])
-        backward_into(d_out, *self._split(vqk), dq, dk, dv, self.call)
-        return torch.cat([sum_columns(t.flatten(1)) for t in (dv, dq, dk)])
+        kernels().backward_into(d_out, *self._split(vqk), dq, dk, dv, self.call)
+        return torch.cat([kernels().sum_columns(t.flatten(1)) for t in (dv, dq, dk)])
 
     def _split(self, vqk: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(q, k, v) views [T, H, d] of the columns V, Q, K."""

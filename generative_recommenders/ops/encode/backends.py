@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
-from generative_recommenders.ops.dispatch import Backend, always, choose_backend, why_not_triton
+from generative_recommenders.ops.dispatch import (
+    Backend,
+    Implementation,
+    Op,
+    never,
+    why_not_half_or_single,
+    why_not_triton,
+)
 
 MAX_WIDTH = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodeShape:
+    """What decides which backend serves a call: device and dtype of its rows."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+
+def _why_not_triton(call: EncodeShape) -> str | None:
+    return why_not_half_or_single(call.dtype) or why_not_triton(call.device, call.dtype)
+
+
+#: Of a family of functions: each asks which backend serves, and where it is PYTORCH its caller composes.
+ENCODE = Op("encode", {Backend.TRITON: Implementation(_why_not_triton), Backend.PYTORCH: Implementation(never)})
 
 
 def why_not_fused(rows: torch.Tensor, *widths: int, backend: Backend | str | None = None) -> str | None:
@@ -21,22 +46,13 @@ def why_not_fused(rows: torch.Tensor, *widths: int, backend: Backend | str | Non
         BackendUnavailable: TRITON was asked for by name and cannot serve the rows' device or dtype. A width that it
             cannot serve is a reason that is returned: a model may well have one narrow layer.
     """
-    checks = {Backend.TRITON: lambda: _why_not_triton(rows), Backend.PYTORCH: always}
-    # On a CPU the interpreter is for whoever asks for it.
-    checks = checks if rows.device.type == "cuda" else dict(reversed(checks.items()))
-    chosen = choose_backend("encode", backend, checks)
+    chosen = ENCODE.choose(EncodeShape(rows.device, rows.dtype), backend)
     if chosen is not Backend.TRITON:
         return f"backend {chosen.value} was chosen"
     for width in widths:
         if width % 8 or not 8 <= width <= MAX_WIDTH:
             return f"{width} columns: kernels take multiples of 8 up to {MAX_WIDTH}"
     return None
-
-
-def _why_not_triton(rows: torch.Tensor) -> str | None:
-    if rows.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return f"dtype {rows.dtype} has no kernel: use float32, float16 or bfloat16"
-    return why_not_triton(rows)
 
 
 def kernels():

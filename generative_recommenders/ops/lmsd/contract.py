@@ -30,6 +30,34 @@ class LmsdConfig:
         return 1 + int(self.concat_u) + int(self.concat_x)
 
 
+@dataclasses.dataclass(frozen=True)
+class LmsdShape:
+    """What decides which backend serves a call.
+
+    Attributes:
+        device, dtype: of x. parameter_dtypes: of weight and bias.
+        rows, columns: N and D.
+        cfg: the call's configuration.
+        indexed: whether it has ``row_indices``.
+        seed_on_device: whether its seed is a tensor.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    parameter_dtypes: tuple[torch.dtype, ...]
+    rows: int
+    columns: int
+    cfg: LmsdConfig
+    indexed: bool = False
+    seed_on_device: bool = False
+
+    @classmethod
+    def of(cls, x, weight, bias, cfg: LmsdConfig, row_indices=None, seed: int | torch.Tensor = 0) -> LmsdShape:
+        """Of a call with these arguments."""
+        indexed, on_device = row_indices is not None, isinstance(seed, torch.Tensor)
+        return cls(x.device, x.dtype, (weight.dtype, bias.dtype), *x.shape, cfg, indexed, on_device)
+
+
 class _Named:
     """Lets a named tuple be read by key too: ``result["y_tensor"]``, ``result.y_tensor``, ``y, mean, ... = result``."""
 

@@ -76,8 +76,8 @@ def hstu_lmsd_forward(
     contract.check_seed(seed, x_tensor)
     contract.check_row_indices(row_indices, x_tensor)
     with torch.no_grad(), _on_stream(stream, x_tensor.device):
-        call = backends.choose(backend, x_tensor, weight_tensor, bias_tensor, cfg, row_indices, seed)
-        if call.needs_aligned_rows:
+        call, aligned = backends.choose(backend, x_tensor, weight_tensor, bias_tensor, cfg, row_indices, seed)
+        if aligned:
             contract.check_aligned(x_tensor=x_tensor, u_tensor=u_tensor)
         y, mean, rstd, mask = call.forward(x_tensor, u_tensor, weight_tensor, bias_tensor, seed, row_indices, cfg)
     return LmsdForward(y, mean, rstd, mask)
@@ -148,8 +148,8 @@ def hstu_lmsd_backward(
     inputs |= {"bias_tensor": bias_tensor, "mean_tensor": mean_tensor, "rstd_tensor": rstd_tensor}
     contract.check_overlap(owned, inputs | {"mask_tensor": mask_tensor})
     with torch.no_grad(), _on_stream(stream, x_tensor.device):
-        call = backends.choose(backend, x_tensor, weight_tensor, bias_tensor, cfg)
-        if call.needs_aligned_rows:
+        call, aligned = backends.choose(backend, x_tensor, weight_tensor, bias_tensor, cfg)
+        if aligned:
             contract.check_aligned(x_tensor=x_tensor, u_tensor=u_tensor, dx_tensor=dx_tensor, du_tensor=du_tensor)
         grads = call.backward(
             dy_tensor, x_tensor, u_tensor, weight_tensor, bias_tensor, mean_tensor, rstd_tensor, mask_tensor,

@@ -54,18 +54,6 @@ def interpreter_launch(block: int, vector: int) -> RowLaunch:
     return RowLaunch(block, max(1, 16384 // block), 1, 2, vector=vector)
 
 
-def why_not_this_shape(x: torch.Tensor, cfg: LmsdConfig) -> str | None:
-    """Why the kernels cannot take this dtype and shape, or ``None``."""
-    if x.dtype == torch.float64:
-        return "float64 is computed by the PYTORCH backend only"
-    width = x.shape[1] // cfg.num_groups
-    if width % 8:
-        return f"a group of {width} columns is no multiple of 8"
-    if width > 65536:
-        return f"{width} columns do not fit one program (65536 at most)"
-    return None
-
-
 def forward(
     x: torch.Tensor,
     u: torch.Tensor,

@@ -18,12 +18,14 @@ import dataclasses
 
 import torch
 
-from generative_recommenders.ops.attention.attention import backend_checks, make_row_call
+from generative_recommenders.ops.attention.attention import make_row_call
+from generative_recommenders.ops.attention.backends import ATTENTION, kernels
 from generative_recommenders.ops.attention.uvqk import Projection, compute_dtype
 from generative_recommenders.ops.checks import vector
-from generative_recommenders.ops.dispatch import Backend, choose_backend
-from generative_recommenders.ops.lmsd import backends as lmsd_backends
-from generative_recommenders.ops.lmsd.contract import LmsdConfig
+from generative_recommenders.ops.dispatch import Backend
+from generative_recommenders.ops.lmsd.backends import LMSD
+from generative_recommenders.ops.lmsd.backends import kernels as lmsd_kernels
+from generative_recommenders.ops.lmsd.contract import LmsdConfig, LmsdShape
 
 
 def why_not_fused(
@@ -48,12 +50,11 @@ def why_not_fused(
     u_columns, columns = num_heads * hidden_dim, 2 * num_heads * (hidden_dim + attn_dim)
     if u_columns % 8 or columns % 8:
         return f"U's {u_columns} columns of {columns} are not multiples of 8"
-    dtype = compute_dtype(x)
-    chosen = choose_backend("attention", backend, backend_checks(x, attn_dim, hidden_dim, dtype))
+    chosen = ATTENTION.choose(Projection.shape(x, attn_dim, hidden_dim), backend)
     if chosen is not Backend.TRITON:
         return f"attention runs on {chosen.value}"
-    rows = x.new_empty(0, u_columns, dtype=dtype)
-    chosen = lmsd_backends.choose_name(backend, rows, rows, rows, LmsdConfig(0.0, True, True, True))
+    dtype, plain = compute_dtype(x), LmsdConfig(0.0, True, True, True)
+    chosen = LMSD.choose(LmsdShape(x.device, dtype, (dtype, dtype), x.shape[0], u_columns, plain), backend)
     return None if chosen is Backend.TRITON else f"LMSD runs on {chosen.value}"
 
 
@@ -145,19 +146,18 @@ class _FusedLayer(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, norm_weight, norm_bias, weight, bias, out_norm_weight, out_norm_bias, out_weight, plan: _Plan):
-        from generative_recommenders.ops.common.triton_layer_norm import normalize
-        from generative_recommenders.ops.lmsd import launch
-
         front = plan.front
         if x.stride(1) != 1:
             x = x.contiguous()
         out = torch.empty(x.shape, device=x.device, dtype=front.dtype)
-        normed, mean, rstd = normalize(x, norm_weight, norm_bias, front.eps, front.dtype, copy=out)
+        normed, mean, rstd = kernels().normalize(x, norm_weight, norm_bias, front.eps, front.dtype, copy=out)
         u, vqk = front.project(normed, weight, bias)
         normed = None if front.recompute_normed_x else normed
         attention = front.attend(vqk)
         vqk = None if front.recompute_uvqk else vqk
-        y, *statistics, mask = launch.forward(attention, u, out_norm_weight, out_norm_bias, plan.seed, None, plan.lmsd)
+        y, *statistics, mask = lmsd_kernels().forward(
+            attention, u, out_norm_weight, out_norm_bias, plan.seed, None, plan.lmsd
+        )
         out.addmm_(y, out_weight.to(front.dtype))
         y = None if plan.recompute_y else y
         parameters = (norm_weight, norm_bias, weight, bias, out_norm_weight, out_norm_bias, out_weight)
@@ -168,9 +168,6 @@ class _FusedLayer(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
-        from generative_recommenders.ops.common.triton_layer_norm import normalize, normalize_backward
-        from generative_recommenders.ops.lmsd import launch
-
         plan, front = ctx.plan, ctx.plan.front
         x, *parameters, normed, mean, rstd, u, vqk, attention, y_mean, y_rstd, mask, y = ctx.saved_tensors
         norm_weight, norm_bias, weight, bias, out_norm_weight, out_norm_bias, out_weight = parameters
@@ -180,7 +177,7 @@ class _FusedLayer(torch.autograd.Function):
         restore_y, y = y is None, None
         grad = torch.empty(x.shape[0], weight.shape[1], device=x.device, dtype=front.dtype)
         dy = torch.mm(d_out, out_weight.to(front.dtype).t(), out=plan.room_for_dy(grad))
-        d_attention, u_sums, d_out_norm_weight, d_out_norm_bias = launch.backward_for_layer(
+        d_attention, u_sums, d_out_norm_weight, d_out_norm_bias = lmsd_kernels().backward_for_layer(
             dy, attention, u, out_norm_weight, out_norm_bias, y_mean, y_rstd, mask, plan.lmsd,
             grad[:, : front.u_columns], restore_y,
         )  # fmt: skip
@@ -188,7 +185,7 @@ class _FusedLayer(torch.autograd.Function):
             d_out_weight = torch.mm(dy.t(), d_out)  # dy holds y now
         del dy, u, attention, mask
         if normed is None:
-            normed, *_ = normalize(x, norm_weight, norm_bias, front.eps, front.dtype)
+            normed, *_ = kernels().normalize(x, norm_weight, norm_bias, front.eps, front.dtype)
         if vqk is None:
             vqk = front.project_vqk(normed, weight, bias)
         d_bias = torch.cat([u_sums, front.attend_backward(d_attention, vqk, grad)])
@@ -197,6 +194,6 @@ class _FusedLayer(torch.autograd.Function):
         del normed
         d_normed = torch.mm(grad, weight.to(front.dtype).t())
         del grad
-        dx, *d_norm = normalize_backward(x, d_normed, norm_weight, mean, rstd, residual=d_out)
+        dx, *d_norm = kernels().normalize_backward(x, d_normed, norm_weight, mean, rstd, residual=d_out)
         gradients = (*d_norm, d_weight, d_bias, d_out_norm_weight, d_out_norm_bias, d_out_weight)
         return dx, *(g.to(p.dtype) for g, p in zip(gradients, parameters, strict=True)), None

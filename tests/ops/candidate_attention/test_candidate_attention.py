@@ -7,7 +7,7 @@ from generative_recommenders.ops.candidate_attention import (
     COMPUTATIONS,
     CandidateRows,
     TargetSummary,
-    absorbed,
+    backends,
     candidate_attention,
     why_not_computation,
 )
@@ -132,7 +132,7 @@ def test_why_not_computation():
 
 
 def test_what_the_absorbed_kernels_refuse():
-    why = lambda width, dtype, heads: absorbed.why_not_absorbed(torch.zeros(0, width, dtype=dtype), heads)  # noqa: E731
+    why = backends.why_not_absorbed
     for width, dtype, heads in ((512, torch.bfloat16, 16), (1024, torch.float16, 8), (512, torch.float32, 8)):
         assert why(width, dtype, heads) is None
     assert "width 2048 is above 1024" in why(2048, torch.bfloat16, 4)

@@ -1,0 +1,123 @@
+"""The public function of candidate attention: its contract, its checks and its table of backends."""
+
+from __future__ import annotations
+
+import torch
+
+from generative_recommenders.ops.candidate_attention import reference
+from generative_recommenders.ops.candidate_attention.absorbed import absorbed_attention
+from generative_recommenders.ops.candidate_attention.backends import why_not_kernels
+from generative_recommenders.ops.candidate_attention.call import COMPUTATIONS, CandidateShape, Sizes
+from generative_recommenders.ops.candidate_attention.materialised import materialised_attention
+from generative_recommenders.ops.candidate_attention.rows import CandidateRows, TargetSummary
+from generative_recommenders.ops.dispatch import (
+    Backend,
+    BackendUnavailable,
+    Implementation,
+    Op,
+    never,
+    parse_backend,
+)
+
+
+def candidate_attention(
+    x: torch.Tensor,
+    seq_offsets: torch.Tensor,
+    num_targets: torch.Tensor | CandidateRows,
+    norm_weight: torch.Tensor,
+    norm_bias: torch.Tensor,
+    norm_eps: float,
+    uvqk_weight: torch.Tensor,
+    uvqk_bias: torch.Tensor,
+    num_heads: int,
+    attn_dim: int,
+    hidden_dim: int,
+    alpha: float,
+    attn_norm: float | torch.Tensor,
+    computation: str = "absorbed",
+    backend: Backend | str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """U and attention of the candidate rows against the whole sequence: rows that see the history and themselves.
+
+    Differentiable in x and the four parameters. History rows get their gradient through the keys and values; the
+    candidate rows' own (residual, U, Q) is added to those rows alone, without a buffer of T rows.
+
+    Args:
+        x: ``[T, D]``, the rows of B sequences, one after the other.
+        seq_offsets: int64 ``[B + 1]``.
+        num_targets: int64 ``[B]``, candidates at the end of each sequence (any number, 0 too), or the batch's
+            ``CandidateRows``. Reading the counts of a GPU tensor waits for the device; ``CandidateRows`` does not.
+        norm_weight, norm_bias: ``[D]`` of the input LayerNorm. norm_eps: added to the variance.
+        uvqk_weight: ``[D, H * (2 * hidden_dim + 2 * attn_dim)]``, columns U, V, Q, K. uvqk_bias: one per column. They
+            may have another floating dtype than x; products run in x's.
+        num_heads: H. attn_dim: d_qk. hidden_dim: d_v.
+        alpha: factor of the scores. attn_norm: the divisor N, float or 0-d fp32 tensor on the device.
+        computation: ``"absorbed"`` (one pass over x, no keys or values) or ``"materialised"``.
+        backend: ``PYTORCH``, ``TRITON`` or ``None`` (environment, then the best that can serve).
+
+    Returns:
+        The candidates' rows of x ``[C, D]`` (for the residual), their U ``[C, H * d_v]`` before the SiLU, and their
+        attention output ``[C, H * d_v]``.
+
+    Raises:
+        ValueError: sizes that do not fit, an unknown computation, or a backend that cannot serve the call.
+    """
+    _check(x, uvqk_weight, num_heads, attn_dim, hidden_dim, computation)
+    candidates = num_targets if isinstance(num_targets, CandidateRows) else CandidateRows.of(seq_offsets, num_targets)
+    shape = CandidateShape(computation, x.device, x.dtype, x.shape[1], num_heads, candidates.summary)
+    implementation = CANDIDATE_ATTENTION.backends[CANDIDATE_ATTENTION.choose(shape, backend)]
+    sizes = Sizes(num_heads, attn_dim, hidden_dim, alpha, norm_eps, attn_norm)
+    parameters = norm_weight, norm_bias, uvqk_weight, uvqk_bias
+    return implementation.forward(x, seq_offsets, candidates, *parameters, sizes, computation)
+
+
+def _on_kernels(*arguments):
+    *arguments, computation = arguments
+    return (absorbed_attention if computation == "absorbed" else materialised_attention)(*arguments)
+
+
+def _on_pytorch(x, seq_offsets, candidates, norm_weight, norm_bias, uvqk_weight, uvqk_bias, sizes: Sizes, computation):
+    norm_weight, norm_bias, uvqk_weight, uvqk_bias = (
+        p.to(x.dtype) for p in (norm_weight, norm_bias, uvqk_weight, uvqk_bias)
+    )
+    return reference.candidate_attention(
+        x, seq_offsets, candidates, norm_weight, norm_bias, sizes.eps, uvqk_weight, uvqk_bias, sizes.num_heads,
+        sizes.attn_dim, sizes.hidden_dim, sizes.alpha, sizes.attn_norm, computation,
+    )  # fmt: skip
+
+
+#: ``forward(x, seq_offsets, candidates, four parameters, sizes, computation)``, differentiable.
+CANDIDATE_ATTENTION = Op(
+    "candidate_attention",
+    {
+        Backend.TRITON: Implementation(why_not_kernels, _on_kernels),
+        Backend.PYTORCH: Implementation(never, _on_pytorch),
+    },
+)
+
+
+def why_not_computation(
+    computation: str, x: torch.Tensor, num_heads: int, summary: TargetSummary, backend: Backend | str | None = None
+) -> str | None:
+    """Why a computation cannot serve such a batch without falling back to padded plain PyTorch on a GPU, or ``None``.
+
+    Plain PyTorch serves every batch, but pads sequences: it counts only where it was asked for or on a CPU.
+    """
+    shape = CandidateShape(computation, x.device, x.dtype, x.shape[1], num_heads, summary)
+    try:
+        chosen = CANDIDATE_ATTENTION.choose(shape, backend)
+    except BackendUnavailable as exc:  # asked for by name, and cannot
+        return str(exc)
+    if chosen is Backend.TRITON or x.device.type != "cuda" or parse_backend(backend) is Backend.PYTORCH:
+        return None
+    return why_not_kernels(shape)
+
+
+def _check(x, uvqk_weight, num_heads, attn_dim, hidden_dim, computation) -> None:
+    if computation not in COMPUTATIONS:
+        raise ValueError(f"computation={computation!r} is not known: use {' or '.join(COMPUTATIONS)}")
+    if x.dim() != 2:
+        raise ValueError(f"x must be [T, D]: got {list(x.shape)}")
+    wanted = (x.shape[1], 2 * num_heads * (attn_dim + hidden_dim))
+    if tuple(uvqk_weight.shape) != wanted:
+        raise ValueError(f"uvqk_weight must be {list(wanted)}: got {list(uvqk_weight.shape)}")

@@ -1,0 +1,44 @@
+"""What the kernels of candidate attention can serve, and the one place that imports them."""
+
+from __future__ import annotations
+
+import torch
+
+from generative_recommenders.ops.candidate_attention.call import CandidateShape
+from generative_recommenders.ops.dispatch import why_not_half_or_single, why_not_triton
+
+MAX_WIDTH = 1024
+OPERAND_BYTES = 32 * 1024  # of D x columns; shared memory holds two forms of it beside the tiles of rows
+
+
+def kernels():
+    """The launches; imported on first use, since Triton is optional."""
+    from generative_recommenders.ops.candidate_attention import launch
+
+    return launch
+
+
+def why_not_kernels(call: CandidateShape) -> str | None:
+    """Why the Triton kernels cannot serve a call, or ``None``."""
+    reason = why_not_triton(call.device, call.dtype) or why_not_half_or_single(call.dtype)
+    if reason is None and call.computation == "absorbed":
+        return why_not_absorbed(call.width, call.dtype, call.num_heads)
+    if reason is None and not call.summary.one_each:
+        return "the materialised kernels take exactly one target per sequence"
+    return reason
+
+
+def why_not_absorbed(width: int, dtype: torch.dtype, num_heads: int) -> str | None:
+    """Why the absorbed kernels cannot serve rows of this width with this many heads, or ``None``."""
+    if width > MAX_WIDTH:
+        return f"embedding width {width} is above {MAX_WIDTH}"
+    least, most = operand_columns(width, dtype, num_heads)
+    if least > most:
+        return f"{num_heads} heads at embedding width {width} in {dtype} need more shared memory than there is"
+    return None
+
+
+def operand_columns(width: int, dtype: torch.dtype, num_heads: int) -> tuple[int, int]:
+    """Fewest columns that hold one candidate (both directions), and most that fit shared memory; powers of two."""
+    power = lambda n: 1 << (n - 1).bit_length()  # noqa: E731
+    return max(16, power(2 * num_heads)), OPERAND_BYTES // (max(16, power(width)) * dtype.itemsize)

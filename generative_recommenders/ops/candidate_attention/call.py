@@ -1,0 +1,45 @@
+"""What calls of candidate attention are made of beside their rows and parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from generative_recommenders.ops.candidate_attention.rows import TargetSummary
+
+COMPUTATIONS = ("absorbed", "materialised")
+
+
+@dataclasses.dataclass(frozen=True)
+class CandidateShape:
+    """What decides which backend serves a call: computation, device, dtype and width of x, H, and the counts."""
+
+    computation: str
+    device: torch.device
+    dtype: torch.dtype
+    width: int
+    num_heads: int
+    summary: TargetSummary
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """H, d_qk, d_v, the score factor, the LayerNorm's eps and the attention divisor (float, or fp32 tensor)."""
+
+    num_heads: int
+    attn_dim: int
+    hidden_dim: int
+    alpha: float
+    eps: float
+    attn_norm: float | torch.Tensor
+
+    def columns(self) -> tuple[slice, slice, slice, slice]:
+        """Columns of U, V, Q, K in the fused projection."""
+        value, query = self.num_heads * self.hidden_dim, self.num_heads * self.attn_dim
+        return (
+            slice(0, value),
+            slice(value, 2 * value),
+            slice(2 * value, 2 * value + query),
+            slice(2 * value + query, 2 * (value + query)),
+        )
