@@ -20,7 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from benchmarks import common  # noqa: E402
 from generative_recommenders.ops.attention import launch  # noqa: E402
-from generative_recommenders.ops.attention.attention import make_call  # noqa: E402
+from generative_recommenders.ops.attention.call import AttentionCall  # noqa: E402
 from generative_recommenders.ops.attention.hopper_launch import why_not_hopper  # noqa: E402
 
 
@@ -44,7 +44,7 @@ class Problem:
         offsets = torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0)).cuda()
         targets = torch.ones(self.lengths.numel(), dtype=torch.int64, device="cuda")
         longest = int(self.lengths.max())
-        self.call = make_call(self.q, offsets, longest, self.width**-0.5, float(longest), targets, True, 0, 0)
+        self.call = AttentionCall(offsets, longest, self.width**-0.5, float(longest), targets).on(self.q.device)
         self.flops = float((self.lengths.double() ** 2).sum()) * self.heads * 2 * self.width
 
     def forward(self) -> None:

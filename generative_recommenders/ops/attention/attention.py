@@ -50,11 +50,17 @@ def hstu_mha(
 
     Source: Zhai et al. 2024, "Actions speak louder than words: trillion-parameter sequential transducers".
     """
-    check_attention_inputs(q, k, v, seq_offsets, max_seq_len, num_targets, max_attn_len, contextual_seq_len)
-    _check_numbers(alpha, attn_norm)
-    call = make_call(
-        q, seq_offsets, max_seq_len, alpha, attn_norm, num_targets, causal, max_attn_len, contextual_seq_len
+    call = AttentionCall(
+        seq_offsets, max_seq_len, alpha, attn_norm, num_targets, causal, max_attn_len, contextual_seq_len
     )
+    return attend(q, k, v, call, backend)
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, backend: Backend | str | None = None
+) -> torch.Tensor:
+    """``hstu_mha`` of a call that is made already."""
+    call = checked_call(q, k, v, call)
     shape = AttentionShape(q.device, q.dtype, q.shape[2], v.shape[2], q.dtype)
     implementation = ATTENTION.backends[ATTENTION.choose(shape, backend)]
     if implementation.backward is None:
@@ -77,46 +83,13 @@ class _Attention(torch.autograd.Function):
         return *ctx.implementation.backward(dout, *ctx.saved_tensors, ctx.call), None, None
 
 
-def make_call(
-    rows: torch.Tensor,
-    seq_offsets: torch.Tensor,
-    max_seq_len: int,
-    alpha: float,
-    attn_norm: float | torch.Tensor,
-    num_targets: torch.Tensor | None,
-    causal: bool,
-    max_attn_len: int,
-    contextual_seq_len: int,
-) -> AttentionCall:
-    """The kernels' view of a call, its small tensors contiguous and on the device of ``rows``."""
-
-    def placed(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(rows.device).contiguous()
-
-    return AttentionCall(
-        placed(seq_offsets),
-        int(max_seq_len),
-        float(alpha),
-        placed(attn_norm) if isinstance(attn_norm, torch.Tensor) else float(attn_norm),
-        None if num_targets is None else placed(num_targets),
-        bool(causal),
-        int(max_attn_len),
-        int(contextual_seq_len),
+def checked_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall) -> AttentionCall:
+    """The kernels' view of a call whose arguments fit; raises ``ValueError`` where one does not."""
+    check_attention_inputs(
+        q, k, v, call.seq_offsets, call.max_seq_len, call.num_targets, call.max_attn_len, call.contextual_seq_len
     )
-
-
-def make_row_call(
-    x, heads, d_qk, d_v, seq_offsets, max_seq_len, alpha, attn_norm, num_targets, causal, max_attn_len,
-    contextual_seq_len,
-) -> AttentionCall:  # fmt: skip
-    """Check and make the call of an attention whose q, k and v will be made from the rows of x [T, D]."""
-    q = x[:, :1, None].expand(-1, heads, d_qk)
-    v = x[:, :1, None].expand(-1, heads, d_v)
-    check_attention_inputs(q, q, v, seq_offsets, max_seq_len, num_targets, max_attn_len, contextual_seq_len)
-    _check_numbers(alpha, attn_norm)
-    return make_call(
-        x, seq_offsets, max_seq_len, alpha, attn_norm, num_targets, causal, max_attn_len, contextual_seq_len
-    )
+    _check_numbers(call.alpha, call.attn_norm)
+    return call.on(q.device)
 
 
 def check_attention_inputs(q, k, v, seq_offsets, max_seq_len, num_targets, max_attn_len, contextual_seq_len) -> None:

@@ -9,7 +9,7 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCall:
-    """Everything of an attention call but its tensors of rows; see ``hstu_mha`` for the meanings."""
+    """Everything of an attention call but its tensors of rows; ``hstu_mha`` says what the fields mean."""
 
     seq_offsets: torch.Tensor
     max_seq_len: int
@@ -23,6 +23,23 @@ class AttentionCall:
     @property
     def batch(self) -> int:
         return self.seq_offsets.numel() - 1
+
+    def on(self, device: torch.device) -> AttentionCall:
+        """The kernels' view of the call: small tensors contiguous and on the device, numbers of one type each."""
+
+        def placed(value):
+            return value.to(device).contiguous() if isinstance(value, torch.Tensor) else value
+
+        return AttentionCall(
+            placed(self.seq_offsets),
+            int(self.max_seq_len),
+            float(self.alpha),
+            placed(self.attn_norm) if isinstance(self.attn_norm, torch.Tensor) else float(self.attn_norm),
+            placed(self.num_targets),
+            bool(self.causal),
+            int(self.max_attn_len),
+            int(self.contextual_seq_len),
+        )
 
 
 @dataclasses.dataclass(frozen=True)

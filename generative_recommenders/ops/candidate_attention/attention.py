@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from generative_recommenders.ops.attention import Projection, UvqkParameters
 from generative_recommenders.ops.candidate_attention import reference
 from generative_recommenders.ops.candidate_attention.absorbed import absorbed_attention
 from generative_recommenders.ops.candidate_attention.backends import why_not_kernels
@@ -24,14 +25,8 @@ def candidate_attention(
     x: torch.Tensor,
     seq_offsets: torch.Tensor,
     num_targets: torch.Tensor | CandidateRows,
-    norm_weight: torch.Tensor,
-    norm_bias: torch.Tensor,
-    norm_eps: float,
-    uvqk_weight: torch.Tensor,
-    uvqk_bias: torch.Tensor,
-    num_heads: int,
-    attn_dim: int,
-    hidden_dim: int,
+    parameters: UvqkParameters,
+    projection: Projection,
     alpha: float,
     attn_norm: float | torch.Tensor,
     computation: str = "absorbed",
@@ -47,10 +42,8 @@ def candidate_attention(
         seq_offsets: int64 ``[B + 1]``.
         num_targets: int64 ``[B]``, candidates at the end of each sequence (any number, 0 too), or the batch's
             ``CandidateRows``. Reading the counts of a GPU tensor waits for the device; ``CandidateRows`` does not.
-        norm_weight, norm_bias: ``[D]`` of the input LayerNorm. norm_eps: added to the variance.
-        uvqk_weight: ``[D, H * (2 * hidden_dim + 2 * attn_dim)]``, columns U, V, Q, K. uvqk_bias: one per column. They
-            may have another floating dtype than x; products run in x's.
-        num_heads: H. attn_dim: d_qk. hidden_dim: d_v.
+        parameters: of norm and projection. They may have another floating dtype than x; products run in x's.
+        projection: H, d_qk, d_v and the norm's eps; nothing is kept that its recompute options could spare.
         alpha: factor of the scores. attn_norm: the divisor N, float or 0-d fp32 tensor on the device.
         computation: ``"absorbed"`` (one pass over x, no keys or values) or ``"materialised"``.
         backend: ``PYTORCH``, ``TRITON`` or ``None`` (environment, then the best that can serve).
@@ -62,12 +55,12 @@ def candidate_attention(
     Raises:
         ValueError: sizes that do not fit, an unknown computation, or a backend that cannot serve the call.
     """
-    _check(x, uvqk_weight, num_heads, attn_dim, hidden_dim, computation)
+    _check(computation)
+    parameters = parameters.checked(x, projection.columns)
     candidates = num_targets if isinstance(num_targets, CandidateRows) else CandidateRows.of(seq_offsets, num_targets)
-    shape = CandidateShape(computation, x.device, x.dtype, x.shape[1], num_heads, candidates.summary)
+    shape = CandidateShape(computation, x.device, x.dtype, x.shape[1], projection.heads, candidates.summary)
     implementation = CANDIDATE_ATTENTION.backends[CANDIDATE_ATTENTION.choose(shape, backend)]
-    sizes = Sizes(num_heads, attn_dim, hidden_dim, alpha, norm_eps, attn_norm)
-    parameters = norm_weight, norm_bias, uvqk_weight, uvqk_bias
+    sizes = Sizes(projection.heads, projection.d_qk, projection.d_v, alpha, projection.eps, attn_norm)
     return implementation.forward(x, seq_offsets, candidates, *parameters, sizes, computation)
 
 
@@ -113,11 +106,6 @@ def why_not_computation(
     return why_not_kernels(shape)
 
 
-def _check(x, uvqk_weight, num_heads, attn_dim, hidden_dim, computation) -> None:
+def _check(computation: str) -> None:
     if computation not in COMPUTATIONS:
         raise ValueError(f"computation={computation!r} is not known: use {' or '.join(COMPUTATIONS)}")
-    if x.dim() != 2:
-        raise ValueError(f"x must be [T, D]: got {list(x.shape)}")
-    wanted = (x.shape[1], 2 * num_heads * (attn_dim + hidden_dim))
-    if tuple(uvqk_weight.shape) != wanted:
-        raise ValueError(f"uvqk_weight must be {list(wanted)}: got {list(uvqk_weight.shape)}")

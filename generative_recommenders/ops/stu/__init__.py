@@ -4,6 +4,6 @@
 ``ops.attention.hstu_preprocess_attention`` and ``ops.lmsd.hstu_lmsd``.
 """
 
-from generative_recommenders.ops.stu.layer import hstu_layer, why_not_fused
+from generative_recommenders.ops.stu.layer import OutputParameters, hstu_layer, why_not_fused
 
-__all__ = ["hstu_layer", "why_not_fused"]
+__all__ = ["OutputParameters", "hstu_layer", "why_not_fused"]

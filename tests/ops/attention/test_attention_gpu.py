@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from generative_recommenders.ops.attention import hopper_launch, hstu_mha, launch
-from generative_recommenders.ops.attention.attention import make_call
+from generative_recommenders.ops.attention.call import AttentionCall
 from generative_recommenders.ops.attention.hopper_launch import why_not_hopper
 from tests.ops.attention.oracle import MASKS, Mask, make_case
 from tests.ops.attention.test_attention_triton import (
@@ -27,7 +27,7 @@ HOPPER_MASKS = MASKS[:4]
 
 
 def hopper_or_skip(case) -> None:
-    call = make_call(case.q, case.offsets, case.longest, 1.0, 1.0, case.num_targets, True, 0, 0)
+    call = AttentionCall(case.offsets, case.longest, 1.0, 1.0, case.num_targets).on(case.q.device)
     reason = why_not_hopper(case.q, case.k, case.v, call)
     if reason is not None:
         pytest.skip(reason)
@@ -184,7 +184,7 @@ def test_fc09_rows_past_two_billion_elements(variant):
         _, dv, dq, dk = split(grads[rows])
         part = offsets[: sequences - first + 1]
         targets = torch.full((sequences - first,), 3, device="cuda")
-        call = make_call(q, part, length, 0.1, 1000.0, targets, True, 0, 0)
+        call = AttentionCall(part, length, 0.1, 1000.0, targets).on(q.device)
         out = torch.empty(v.shape, device="cuda", dtype=torch.bfloat16)
         grads.fill_(float("nan"))
         with launch.variant(variant):
@@ -234,7 +234,7 @@ def test_fc14_tuning_in_a_fresh_process(tmp_path):
 
 
 def test_front_matches_float64_under_autocast():
-    from generative_recommenders.ops.attention import hstu_preprocess_attention
+    from generative_recommenders.ops.attention import Projection, UvqkParameters, hstu_preprocess_attention
 
     torch.manual_seed(0)
     rows, width, heads, d = 700, 512, 4, 128
@@ -250,10 +250,9 @@ def test_front_matches_float64_under_autocast():
     def compute(dtype, backend, autocast, recompute=True):
         leaves = [t.to(dtype).requires_grad_() for t in (x, *parameters)]
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
-            u, out = hstu_preprocess_attention(
-                *leaves[:3], 1e-6, *leaves[3:], heads, d, d, offsets, 400, d**-0.5, 400.0, targets,
-                recompute_normed_x=recompute, recompute_uvqk=recompute, backend=backend,
-            )  # fmt: skip
+            projection = Projection(heads, d, d, 1e-6, recompute, recompute)
+            call = AttentionCall(offsets, 400, d**-0.5, 400.0, targets)
+            u, out = hstu_preprocess_attention(leaves[0], UvqkParameters(*leaves[1:]), projection, call, backend)
         assert not autocast or out.dtype == u.dtype == torch.bfloat16
         grads = torch.autograd.grad((u.double() * upstream + out.double() * upstream * 100).sum(), leaves)
         assert all(g.dtype == dtype for g in grads)

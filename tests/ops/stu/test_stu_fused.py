@@ -8,6 +8,7 @@ import torch
 
 from generative_recommenders.modules import stu
 from generative_recommenders.modules.stu import STULayer, STULayerConfig
+from generative_recommenders.ops.attention import Projection
 from generative_recommenders.ops.common.philox import keep_decisions
 from tests.ops.attention.oracle import Case, Mask, attention_by_rows, targets_of
 
@@ -194,16 +195,14 @@ def test_upstream_gradients_of_any_stride():
 )
 def test_why_not_fused(changes, reason):
     c = dataclasses.replace(make_layer().config, **changes)
-    got = stu.why_not_fused(
-        torch.randn(3, WIDTH), c.num_heads, c.attention_dim, c.hidden_dim, c.use_group_norm, c.backend
-    )
-    assert reason in got
+    projection = Projection(c.num_heads, c.attention_dim, c.hidden_dim)
+    assert reason in stu.why_not_fused(torch.randn(3, WIDTH), projection, c.use_group_norm, c.backend)
 
 
 def test_lmsd_on_another_backend_is_composed(monkeypatch):
     monkeypatch.setenv("HSTU_ATTENTION_BACKEND", "TRITON")
     monkeypatch.setenv("HSTU_LMSD_BACKEND", "PYTORCH")
-    assert stu.why_not_fused(torch.randn(3, WIDTH), HEADS, D_QK, D_V) == "LMSD runs on PYTORCH"
+    assert stu.why_not_fused(torch.randn(3, WIDTH), make_layer().projection) == "LMSD runs on PYTORCH"
 
 
 def test_wrong_shapes_are_named():
