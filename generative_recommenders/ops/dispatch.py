@@ -164,20 +164,19 @@ def triton_interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
-def why_not_triton(device: torch.device, *dtypes: torch.dtype) -> str | None:
-    """Why Triton kernels cannot take tensors there, or ``None``: they need a GPU, or the interpreter on a CPU."""
+def why_not_triton(device: torch.device, dtype: torch.dtype, *others: torch.dtype) -> str | None:
+    """Why Triton kernels cannot serve there, or ``None``: they need a GPU, or the interpreter on a CPU.
+
+    Args:
+        dtype: what they compute in. others: further dtypes that they read.
+    """
     missing = triton_import_error()
-    if missing is not None or device.type == "cuda":
+    if missing is not None:
         return missing
-    if not triton_interpreted():
+    if device.type != "cuda" and not triton_interpreted():
         return f"tensors are on {device}: Triton needs a GPU (or TRITON_INTERPRET=1 for debugging on a CPU)"
-    if torch.bfloat16 in dtypes:
+    if device.type != "cuda" and torch.bfloat16 in (dtype, *others):
         return "bfloat16 is computed wrongly by Triton's interpreter: use float32 or float16 on a CPU"
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"dtype {dtype} has no kernel: use float32, float16 or bfloat16"
     return None
-
-
-def why_not_half_or_single(dtype: torch.dtype) -> str | None:
-    """Why kernels that know three dtypes cannot take this one, or ``None``."""
-    if dtype in (torch.float32, torch.float16, torch.bfloat16):
-        return None
-    return f"dtype {dtype} has no kernel: use float32, float16 or bfloat16"

@@ -6,14 +6,7 @@ import torch
 
 from generative_recommenders.ops.attention.call import AttentionCall, AttentionShape
 from generative_recommenders.ops.attention.reference import hstu_mha_reference
-from generative_recommenders.ops.dispatch import (
-    Backend,
-    Implementation,
-    Op,
-    never,
-    why_not_half_or_single,
-    why_not_triton,
-)
+from generative_recommenders.ops.dispatch import Backend, Implementation, Op, never, why_not_triton
 
 MAX_HEAD_WIDTH = 256
 
@@ -27,7 +20,7 @@ def kernels():
 
 def _why_not_triton(call: AttentionShape) -> str | None:
     # Under autocast products do not run in the rows' own dtype.
-    reason = why_not_triton(call.device, call.dtype, call.product_dtype) or why_not_half_or_single(call.product_dtype)
+    reason = why_not_triton(call.device, call.product_dtype, call.dtype)
     if reason is None and max(call.d_qk, call.d_v) > MAX_HEAD_WIDTH:
         reason = f"d_qk={call.d_qk}, d_v={call.d_v}: kernels go up to {MAX_HEAD_WIDTH} per head"
     return reason

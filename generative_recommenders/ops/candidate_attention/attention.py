@@ -11,14 +11,7 @@ from generative_recommenders.ops.candidate_attention.backends import why_not_ker
 from generative_recommenders.ops.candidate_attention.call import COMPUTATIONS, CandidateShape, Sizes
 from generative_recommenders.ops.candidate_attention.materialised import materialised_attention
 from generative_recommenders.ops.candidate_attention.rows import CandidateRows, TargetSummary
-from generative_recommenders.ops.dispatch import (
-    Backend,
-    BackendUnavailable,
-    Implementation,
-    Op,
-    never,
-    parse_backend,
-)
+from generative_recommenders.ops.dispatch import Backend, BackendUnavailable, Implementation, Op, never, parse_backend
 
 
 def candidate_attention(
@@ -55,7 +48,8 @@ def candidate_attention(
     Raises:
         ValueError: sizes that do not fit, an unknown computation, or a backend that cannot serve the call.
     """
-    _check(computation)
+    if computation not in COMPUTATIONS:
+        raise ValueError(f"computation={computation!r} is not known: use {' or '.join(COMPUTATIONS)}")
     parameters = parameters.checked(x, projection.columns)
     candidates = num_targets if isinstance(num_targets, CandidateRows) else CandidateRows.of(seq_offsets, num_targets)
     shape = CandidateShape(computation, x.device, x.dtype, x.shape[1], projection.heads, candidates.summary)
@@ -69,22 +63,12 @@ def _on_kernels(*arguments):
     return (absorbed_attention if computation == "absorbed" else materialised_attention)(*arguments)
 
 
-def _on_pytorch(x, seq_offsets, candidates, norm_weight, norm_bias, uvqk_weight, uvqk_bias, sizes: Sizes, computation):
-    norm_weight, norm_bias, uvqk_weight, uvqk_bias = (
-        p.to(x.dtype) for p in (norm_weight, norm_bias, uvqk_weight, uvqk_bias)
-    )
-    return reference.candidate_attention(
-        x, seq_offsets, candidates, norm_weight, norm_bias, sizes.eps, uvqk_weight, uvqk_bias, sizes.num_heads,
-        sizes.attn_dim, sizes.hidden_dim, sizes.alpha, sizes.attn_norm, computation,
-    )  # fmt: skip
-
-
 #: ``forward(x, seq_offsets, candidates, four parameters, sizes, computation)``, differentiable.
 CANDIDATE_ATTENTION = Op(
     "candidate_attention",
     {
         Backend.TRITON: Implementation(why_not_kernels, _on_kernels),
-        Backend.PYTORCH: Implementation(never, _on_pytorch),
+        Backend.PYTORCH: Implementation(never, reference.candidate_attention),
     },
 )
 
@@ -104,8 +88,3 @@ def why_not_computation(
     if chosen is Backend.TRITON or x.device.type != "cuda" or parse_backend(backend) is Backend.PYTORCH:
         return None
     return why_not_kernels(shape)
-
-
-def _check(computation: str) -> None:
-    if computation not in COMPUTATIONS:
-        raise ValueError(f"computation={computation!r} is not known: use {' or '.join(COMPUTATIONS)}")

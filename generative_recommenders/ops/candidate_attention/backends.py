@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from generative_recommenders.ops.candidate_attention.call import CandidateShape
-from generative_recommenders.ops.dispatch import why_not_half_or_single, why_not_triton
+from generative_recommenders.ops.dispatch import why_not_triton
 
 MAX_WIDTH = 1024
 OPERAND_BYTES = 32 * 1024  # of D x columns; shared memory holds two forms of it beside the tiles of rows
@@ -20,7 +20,7 @@ def kernels():
 
 def why_not_kernels(call: CandidateShape) -> str | None:
     """Why the Triton kernels cannot serve a call, or ``None``."""
-    reason = why_not_triton(call.device, call.dtype) or why_not_half_or_single(call.dtype)
+    reason = why_not_triton(call.device, call.dtype)
     if reason is None and call.computation == "absorbed":
         return why_not_absorbed(call.width, call.dtype, call.num_heads)
     if reason is None and not call.summary.one_each:

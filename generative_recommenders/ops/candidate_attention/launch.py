@@ -102,15 +102,10 @@ def _common(x: torch.Tensor, tile: Tile, sizes) -> dict:
     """Keyword arguments that all passes share."""
     tensor_norm = isinstance(sizes.attn_norm, torch.Tensor)
     return dict(
-        NORM=sizes.attn_norm if tensor_norm else x,
-        norm=1.0 if tensor_norm else float(sizes.attn_norm),
-        alpha=float(sizes.alpha),
-        D=x.shape[1],
-        H=sizes.num_heads,
-        NORM_TENSOR=tensor_norm,
-        PRECISION="ieee" if torch.version.hip else "tf32x3",
-        **_tile_arguments(tile),
-    )
+        NORM=sizes.attn_norm if tensor_norm else x, norm=1.0 if tensor_norm else float(sizes.attn_norm),
+        alpha=float(sizes.alpha), D=x.shape[1], H=sizes.num_heads, NORM_TENSOR=tensor_norm,
+        PRECISION="ieee" if torch.version.hip else "tf32x3", **_tile_arguments(tile),
+    )  # fmt: skip
 
 
 def _tile_arguments(tile: Tile) -> dict:
@@ -157,25 +152,11 @@ def absorbed_forward(
     sums = qw.new_empty(splits, *qw.shape)
     descriptor = _descriptor(x, tile) if device.descriptors else None
     absorbed.absorbed_forward_kernel[(sequences * splits * chunks,)](
-        X=x,
-        DESC=x if descriptor is None else descriptor,
-        OFFSETS=seq_offsets,
-        TARGET_OFFSETS=candidates.offsets,
-        QW=qw,
-        SUMS=sums,
-        STATS=stats,
-        stride_x=x.stride(0),
-        splits=splits,
-        columns=qw.shape[0] * sizes.num_heads,
-        chunks=chunks,
-        eps=float(sizes.eps),
-        DQ=qw.shape[2],
-        TC=per_operand,
-        KC=columns,
-        STAGES=tile.stages,
-        TMA=descriptor is not None,
-        **_common(x, tile, sizes),
-    )
+        X=x, DESC=x if descriptor is None else descriptor, OFFSETS=seq_offsets, TARGET_OFFSETS=candidates.offsets,
+        QW=qw, SUMS=sums, STATS=stats, stride_x=x.stride(0), splits=splits, columns=qw.shape[0] * sizes.num_heads,
+        chunks=chunks, eps=float(sizes.eps), DQ=qw.shape[2], TC=per_operand, KC=columns, STAGES=tile.stages,
+        TMA=descriptor is not None, **_common(x, tile, sizes),
+    )  # fmt: skip
     return _add_splits(sums), stats
 
 
@@ -213,15 +194,9 @@ def absorbed_backward(
     common |= dict(DQ=qw.shape[2], TC=per_operand, KH=columns // 2)
     descriptor = _descriptor(x, tile) if device.descriptors else None
     absorbed.absorbed_backward_kernel[(sequences * splits * chunks,)](
-        DESC=x if descriptor is None else descriptor,
-        SUMS=sums,
-        columns=qw.shape[0] * sizes.num_heads,
-        chunks=chunks,
-        STAGES=tile.stages,
-        TMA=descriptor is not None,
-        WRITE_DX=chunks == 1,
-        **common,
-    )
+        DESC=x if descriptor is None else descriptor, SUMS=sums, columns=qw.shape[0] * sizes.num_heads, chunks=chunks,
+        STAGES=tile.stages, TMA=descriptor is not None, WRITE_DX=chunks == 1, **common,
+    )  # fmt: skip
     if chunks > 1:
         small = tile_for(x.shape[1], x.dtype, backward=True, hopper=False)
         absorbed.absorbed_dx_kernel[(sequences * splits,)](**common | _tile_arguments(small))
@@ -240,19 +215,10 @@ def add_candidate_rows(
     if rows.numel() == 0:
         return
     absorbed.candidate_rows_backward_kernel[(rows.numel(),)](
-        dx,
-        rows,
-        x,
-        stats,
-        d_hat,
-        d_hat if d_residual is None else d_residual.contiguous(),
-        dx.stride(0),
-        x.stride(0),
-        D=x.shape[1],
-        DP=triton.next_power_of_2(x.shape[1]),
-        HAS_RESIDUAL=d_residual is not None,
+        dx, rows, x, stats, d_hat, d_hat if d_residual is None else d_residual.contiguous(), dx.stride(0),
+        x.stride(0), D=x.shape[1], DP=triton.next_power_of_2(x.shape[1]), HAS_RESIDUAL=d_residual is not None,
         num_warps=4,
-    )
+    )  # fmt: skip
 
 
 def _query_splits(rows: int, sequences: int) -> int:
@@ -262,22 +228,12 @@ def _query_splits(rows: int, sequences: int) -> int:
 def _query_arguments(q, k, v, seq_offsets, sizes) -> dict:
     tensor_norm = isinstance(sizes.attn_norm, torch.Tensor)
     return dict(
-        Q=q,
-        K=k,
-        V=v,
-        OFFSETS=seq_offsets,
-        NORM=sizes.attn_norm if tensor_norm else q,
-        sequences=seq_offsets.numel() - 1,
-        alpha=float(sizes.alpha),
-        norm=1.0 if tensor_norm else float(sizes.attn_norm),
-        H=sizes.num_heads,
-        DK=sizes.attn_dim,
-        DV=sizes.hidden_dim,
-        PK=triton.next_power_of_2(sizes.attn_dim),
-        PV=triton.next_power_of_2(sizes.hidden_dim),
-        BN=QUERY_ROWS,
-        NORM_TENSOR=tensor_norm,
-    )
+        Q=q, K=k, V=v, OFFSETS=seq_offsets, NORM=sizes.attn_norm if tensor_norm else q,
+        sequences=seq_offsets.numel() - 1, alpha=float(sizes.alpha),
+        norm=1.0 if tensor_norm else float(sizes.attn_norm), H=sizes.num_heads, DK=sizes.attn_dim,
+        DV=sizes.hidden_dim, PK=triton.next_power_of_2(sizes.attn_dim), PV=triton.next_power_of_2(sizes.hidden_dim),
+        BN=QUERY_ROWS, NORM_TENSOR=tensor_norm,
+    )  # fmt: skip
 
 
 def materialised_forward(q, k, v, seq_offsets, sizes) -> torch.Tensor:

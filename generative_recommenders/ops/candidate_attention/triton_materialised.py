@@ -8,25 +8,14 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["splits"])
 def materialised_forward_kernel(
-    Q,  # [B, H * DK]
-    K,  # [T, H * DK]
-    V,  # [T, H * DV]
-    OFFSETS,  # int64 [B + 1]
-    OUT,  # fp32 [splits, B, H * DV]
-    NORM,  # fp32 [1], the normaliser, read if NORM_TENSOR
-    splits,
-    sequences,
-    alpha,
-    norm,
-    H: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    PK: tl.constexpr,
-    PV: tl.constexpr,
-    BN: tl.constexpr,
-    NORM_TENSOR: tl.constexpr,
-):
-    """Per (sequence, split, head). Bytes: the head's K and V once."""
+    Q, K, V, OFFSETS, OUT, NORM, splits, sequences, alpha, norm, H: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    PK: tl.constexpr, PV: tl.constexpr, BN: tl.constexpr, NORM_TENSOR: tl.constexpr,
+):  # fmt: skip
+    """Per (sequence, split, head). Bytes: the head's K and V once.
+
+    Q [B, H * DK]; K [T, H * DK]; V [T, H * DV]; OFFSETS int64 [B + 1]; OUT fp32 [splits, B, H * DV]; NORM fp32 [1], the
+    normaliser, read if NORM_TENSOR.
+    """
     pid = tl.program_id(0)
     h, split, b = pid % H, (pid // H) % splits, (pid // H // splits).to(tl.int64)
     start = tl.load(OFFSETS + b)
@@ -52,28 +41,14 @@ def materialised_forward_kernel(
 
 @triton.jit(do_not_specialize=["splits"])
 def materialised_backward_kernel(
-    Q,
-    K,
-    V,
-    OFFSETS,
-    D_OUT,  # [B, H * DV]
-    DK_OUT,  # [T, H * DK]
-    DV_OUT,  # [T, H * DV]
-    DQ,  # fp32 [splits, B, H * DK]
-    NORM,
-    splits,
-    sequences,
-    alpha,
-    norm,
-    H: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    PK: tl.constexpr,
-    PV: tl.constexpr,
-    BN: tl.constexpr,
+    Q, K, V, OFFSETS, D_OUT, DK_OUT, DV_OUT, DQ, NORM, splits, sequences, alpha, norm, H: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr, PK: tl.constexpr, PV: tl.constexpr, BN: tl.constexpr,
     NORM_TENSOR: tl.constexpr,
-):
-    """Per (sequence, split, head). Bytes: the head's K and V read, their gradients written."""
+):  # fmt: skip
+    """Per (sequence, split, head). Bytes: the head's K and V read, their gradients written.
+
+    D_OUT [B, H * DV]; DK_OUT [T, H * DK]; DV_OUT [T, H * DV]; DQ fp32 [splits, B, H * DK]; others as forward.
+    """
     pid = tl.program_id(0)
     h, split, b = pid % H, (pid // H) % splits, (pid // H // splits).to(tl.int64)
     start = tl.load(OFFSETS + b)

@@ -13,7 +13,8 @@ import math
 import numpy
 import torch
 
-SEGMENT_Y, SEGMENT_X, SEGMENT_U = 0, 1, 2
+SEGMENT_Y, SEGMENT_X, SEGMENT_U = 0, 1, 2  # of the LMSD op
+SEGMENT_INPUT = 3  # the stack's input
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10

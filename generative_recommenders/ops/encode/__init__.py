@@ -4,15 +4,24 @@
 - ``swish_layer_norm``: ``x · sigmoid(LayerNorm(x))``;
 - ``encode_sequence``: LayerNorm of content and attributes, action, join, position, time and dropout in one pass.
 
-These run on Triton alone. Ask ``why_not_fused`` first: where they cannot serve, ``modules`` composes the same
-mathematics of plain PyTorch, which is also what they are tested against.
+Each runs on Triton or in plain PyTorch (``reference.py``); ``why_not_fused`` tells where the kernels cannot serve.
+There ``modules`` composes ``encode_sequence`` of steps of its own, which round where autocast rounds.
 """
 
 from __future__ import annotations
 
 from generative_recommenders.ops.encode.backends import why_not_fused
-from generative_recommenders.ops.encode.features import JoinedFeatures, join_features
-from generative_recommenders.ops.encode.sequence import EncodeCall, encode_sequence
+from generative_recommenders.ops.encode.call import EncodeCall, JoinedFeatures, Norm
+from generative_recommenders.ops.encode.features import join_features
+from generative_recommenders.ops.encode.sequence import encode_sequence
 from generative_recommenders.ops.encode.swish import swish_layer_norm
 
-__all__ = ["EncodeCall", "JoinedFeatures", "encode_sequence", "join_features", "swish_layer_norm", "why_not_fused"]
+__all__ = [
+    "EncodeCall",
+    "JoinedFeatures",
+    "Norm",
+    "encode_sequence",
+    "join_features",
+    "swish_layer_norm",
+    "why_not_fused",
+]

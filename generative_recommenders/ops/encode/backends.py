@@ -6,14 +6,7 @@ import dataclasses
 
 import torch
 
-from generative_recommenders.ops.dispatch import (
-    Backend,
-    Implementation,
-    Op,
-    never,
-    why_not_half_or_single,
-    why_not_triton,
-)
+from generative_recommenders.ops.dispatch import Backend, Implementation, Op, never, why_not_triton
 
 MAX_WIDTH = 4096
 
@@ -27,7 +20,7 @@ class EncodeShape:
 
 
 def _why_not_triton(call: EncodeShape) -> str | None:
-    return why_not_half_or_single(call.dtype) or why_not_triton(call.device, call.dtype)
+    return why_not_triton(call.device, call.dtype)
 
 
 #: Of a family of functions: each asks which backend serves, and where it is PYTORCH its caller composes.

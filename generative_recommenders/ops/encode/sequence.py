@@ -12,35 +12,11 @@ import math
 import torch
 
 from generative_recommenders.ops.checks import matrix, vector
+from generative_recommenders.ops.encode import reference
 from generative_recommenders.ops.encode.backends import kernels
+from generative_recommenders.ops.encode.call import EncodeCall, Norm
 
-Norm = tuple[torch.Tensor, torch.Tensor, float]
 ROWS_PER_PAIR = 16  # fewer, and writing the pairs' sums would cost what reading the rows twice does
-
-
-@dataclasses.dataclass(frozen=True)
-class EncodeCall:
-    """What a call of ``encode_sequence`` says beside its differentiable tensors.
-
-    N event rows and K contextual rows make T = N + K joined rows; *source order* is all events, then all context.
-
-    Attributes:
-        places: int64 ``[T]``, the joined row of each source row; a permutation.
-        patterns: int64 ``[N]``, the action table's row of each event.
-        positions, times: int64 ``[T]``, each joined row's entry of the position and time table, in joined order.
-        dtype: of the result.
-        dropout_ratio: in [0, 1); 0 in evaluation.
-        seed: int64 ``[1]`` on the device: which elements are dropped is a function of it, the joined row and the
-            column alone. Unused without dropout.
-    """
-
-    places: torch.Tensor
-    patterns: torch.Tensor
-    positions: torch.Tensor
-    times: torch.Tensor
-    dtype: torch.dtype
-    dropout_ratio: float = 0.0
-    seed: torch.Tensor | None = None
 
 
 def encode_sequence(
@@ -53,6 +29,7 @@ def encode_sequence(
     position_table: torch.Tensor,
     time_table: torch.Tensor,
     call: EncodeCall,
+    fused: bool = True,
 ) -> torch.Tensor:
     """Norms, action, join, encoding and dropout; once differentiable, gradients bit for bit the same in every run.
 
@@ -62,9 +39,10 @@ def encode_sequence(
         action_table: ``[patterns, D]``.
         context: ``[K, D]``, or ``None`` for K = 0.
         position_table, time_table: ``[entries, D]``.
+        fused: on kernels; ``why_not_fused`` tells. Else plain PyTorch.
 
     Returns:
-        x ``[T, D]`` in ``call.dtype``. Ask ``why_not_fused`` first.
+        x ``[T, D]`` in ``call.dtype``.
 
     Raises:
         ValueError: shapes that do not fit, or dropout without a seed.
@@ -84,6 +62,10 @@ def encode_sequence(
     tables = {"action_table": action_table, "position_table": position_table, "time_table": time_table}
     for name, table in tables.items():
         matrix(name, table, width)
+    if not fused:
+        return reference.encode_sequence(
+            content, content_norm, attributes, attribute_norm, action_table, context, position_table, time_table, call
+        )
     (weight, bias, eps), (a_weight, a_bias, a_eps) = _checked(content_norm, width), _checked(attribute_norm, width)
     return _Encode.apply(
         content, weight, bias, attributes, a_weight, a_bias, action_table, context, position_table, time_table,

@@ -5,20 +5,26 @@ from __future__ import annotations
 import torch
 
 from generative_recommenders.ops.checks import vector
+from generative_recommenders.ops.encode import reference
 from generative_recommenders.ops.encode.backends import kernels
 
 
-def swish_layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+def swish_layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, fused: bool = True
+) -> torch.Tensor:
     """``x · sigmoid(LayerNorm(x) · weight + bias)`` over the last dimension; once differentiable.
 
     Args:
         x: ``[..., D]``, float32, float16 or bfloat16.
         weight, bias: ``[D]``, any float dtype; their gradients are summed in fp32.
         eps: added to the variance.
+        fused: on kernels; ``why_not_fused`` tells. Else plain PyTorch.
 
     Returns:
-        The shape and dtype of x; what lies between is fp32. Ask ``why_not_fused`` first.
+        The shape and dtype of x; what lies between is fp32.
     """
+    if not fused:
+        return reference.swish_layer_norm(x, weight, bias, eps)
     weight, bias = vector("weight", weight, x.shape[-1]), vector("bias", bias, x.shape[-1])
     return _SwishLayerNorm.apply(x.reshape(-1, x.shape[-1]), weight, bias, eps).view(x.shape)
 

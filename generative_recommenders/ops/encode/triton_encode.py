@@ -15,10 +15,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from generative_recommenders.ops.common import philox
 from generative_recommenders.ops.common.triton_norm import norm_backward, normed
 from generative_recommenders.ops.common.triton_philox import keep_bytes, spread_bytes
 
-SEGMENT = tl.constexpr(3)  # the LMSD op draws 0, 1 and 2
+SEGMENT = tl.constexpr(philox.SEGMENT_INPUT)
 FORWARD_RUNTIME = ["rows", "tiles", "c_stride", "a_stride", "x_stride", "action_stride", "table_stride", "threshold"]
 BACKWARD_RUNTIME = ["rows", "tiles", "c_stride", "a_stride", "x_stride", "d_stride"]
 

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from generative_recommenders.ops.dispatch import (
-    Backend,
-    BackendUnavailable,
-    Implementation,
-    Op,
-    never,
-    why_not_triton,
-)
+from generative_recommenders.ops.dispatch import Backend, BackendUnavailable, Implementation, Op, never, why_not_triton
 from generative_recommenders.ops.lmsd import cudnn, reference
 from generative_recommenders.ops.lmsd.contract import LmsdConfig, LmsdShape
 
@@ -28,8 +21,6 @@ def kernels():
 def _why_not_triton(call: LmsdShape) -> str | None:
     reason = why_not_triton(call.device, call.dtype, *call.parameter_dtypes)
     width = call.columns // call.cfg.num_groups
-    if reason is None and call.dtype == torch.float64:
-        reason = "float64 is computed by the PYTORCH backend only"
     if reason is None and width % 8:
         reason = f"a group of {width} columns is no multiple of 8"
     if reason is None and width > 65536:

@@ -26,15 +26,7 @@ from generative_recommenders.ops.dispatch import Backend
 from generative_recommenders.ops.lmsd.backends import LMSD
 from generative_recommenders.ops.lmsd.backends import kernels as lmsd_kernels
 from generative_recommenders.ops.lmsd.contract import LmsdConfig, LmsdShape
-
-
-@dataclasses.dataclass(frozen=True)
-class OutputParameters:
-    """Parameters behind attention: norm_weight, norm_bias [H * d_v], and weight [3 * H * d_v, D]."""
-
-    norm_weight: torch.Tensor
-    norm_bias: torch.Tensor
-    weight: torch.Tensor
+from generative_recommenders.ops.stu.call import OutputParameters
 
 
 def why_not_fused(
