@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from generative_recommenders.ops.candidate_attention.call import CandidateShape
+from generative_recommenders.ops.candidate_attention.call import CandidateShape, operand_columns
 from generative_recommenders.ops.dispatch import why_not_triton
 
 MAX_WIDTH = 1024
-OPERAND_BYTES = 32 * 1024  # of D x columns; shared memory holds two forms of it beside the tiles of rows
 
 
 def kernels():
@@ -36,9 +35,3 @@ def why_not_absorbed(width: int, dtype: torch.dtype, num_heads: int) -> str | No
     if least > most:
         return f"{num_heads} heads at embedding width {width} in {dtype} need more shared memory than there is"
     return None
-
-
-def operand_columns(width: int, dtype: torch.dtype, num_heads: int) -> tuple[int, int]:
-    """Fewest columns that hold one candidate (both directions), and most that fit shared memory; powers of two."""
-    power = lambda n: 1 << (n - 1).bit_length()  # noqa: E731
-    return max(16, power(2 * num_heads)), OPERAND_BYTES // (max(16, power(width)) * dtype.itemsize)

@@ -9,6 +9,7 @@ import torch
 from generative_recommenders.ops.candidate_attention.rows import TargetSummary
 
 COMPUTATIONS = ("absorbed", "materialised")
+OPERAND_BYTES = 32 * 1024  # of D x columns; shared memory holds two forms of it beside the tiles of rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,3 +44,9 @@ class Sizes:
             slice(2 * value, 2 * value + query),
             slice(2 * value + query, 2 * (value + query)),
         )
+
+
+def operand_columns(width: int, dtype: torch.dtype, num_heads: int) -> tuple[int, int]:
+    """Fewest columns that hold one candidate (both directions), and most that fit shared memory; powers of two."""
+    power = lambda n: 1 << (n - 1).bit_length()  # noqa: E731
+    return max(16, power(2 * num_heads)), OPERAND_BYTES // (max(16, power(width)) * dtype.itemsize)

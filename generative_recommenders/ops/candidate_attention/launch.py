@@ -14,7 +14,7 @@ import triton
 
 from generative_recommenders.ops.candidate_attention import triton_absorbed as absorbed
 from generative_recommenders.ops.candidate_attention import triton_materialised as materialised
-from generative_recommenders.ops.candidate_attention.backends import operand_columns
+from generative_recommenders.ops.candidate_attention.call import operand_columns
 from generative_recommenders.ops.candidate_attention.rows import CandidateRows
 
 #: Rows below which cutting a sequence into more programs does not pay for the programs' own operands and sums.
