@@ -15,6 +15,7 @@ from generative_recommenders.ops.candidate_attention.materialised import (
     why_not_materialised,
 )
 from generative_recommenders.ops.candidate_attention.rows import CandidateRows, TargetSummary
+from generative_recommenders.ops.checks import check_sequences
 from generative_recommenders.ops.dispatch import (
     Backend,
     BackendUnavailable,
@@ -69,10 +70,16 @@ def candidate_attention(
         attention output ``[C, H * d_v]``.
 
     Raises:
-        ValueError: sizes that do not fit, an unknown computation, or a backend that cannot serve the call.
+        ValueError: sizes that do not fit, an unknown computation, or a backend that cannot serve the call; on a CPU
+            also offsets and counts that do not fit (on a GPU they are asserted on the device).
     """
     _check(x, uvqk_weight, num_heads, attn_dim, hidden_dim, computation)
-    candidates = num_targets if isinstance(num_targets, CandidateRows) else CandidateRows.of(seq_offsets, num_targets)
+    check_sequences(seq_offsets, x.shape[0])
+    if isinstance(num_targets, CandidateRows):
+        candidates = num_targets
+        candidates.check(seq_offsets)
+    else:
+        candidates = CandidateRows.of(seq_offsets, num_targets)
     checks = _checks(computation, x, num_heads, candidates.summary)
     if choose_backend("candidate_attention", backend, checks) is Backend.PYTORCH:
         parameters = [p.to(x.dtype) for p in (norm_weight, norm_bias, uvqk_weight, uvqk_bias)]

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from generative_recommenders.ops.checks import matrix, vector
+from generative_recommenders.ops.checks import check_indices, check_permutation, matrix, vector
 from generative_recommenders.ops.lmsd.philox import keep_threshold
 
 Norm = tuple[torch.Tensor, torch.Tensor, float]
@@ -68,7 +68,8 @@ def encode_sequence(
         x ``[T, D]`` in ``call.dtype``. Ask ``why_not_fused`` first.
 
     Raises:
-        ValueError: shapes that do not fit, or dropout without a seed.
+        ValueError: shapes that do not fit, or dropout without a seed; on a CPU also indices outside their tables (on a
+            GPU they are asserted on the device).
     """
     if (attributes is None) != (attribute_norm is None):
         raise ValueError("give attributes and attribute_norm together, or neither")
@@ -85,6 +86,10 @@ def encode_sequence(
     tables = {"action_table": action_table, "position_table": position_table, "time_table": time_table}
     for name, table in tables.items():
         matrix(name, table, width)
+    check_permutation("places", call.places, total)
+    entries = {"patterns": action_table, "positions": position_table, "times": time_table}
+    for name, table in entries.items():
+        check_indices(name, getattr(call, name), table.shape[0])
     (weight, bias, eps), (a_weight, a_bias, a_eps) = _checked(content_norm, width), _checked(attribute_norm, width)
     return _Encode.apply(
         content, weight, bias, attributes, a_weight, a_bias, action_table, context, position_table, time_table,
