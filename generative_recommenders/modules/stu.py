@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from generative_recommenders.ops.attention import AttentionCall, Projection, UvqkParameters, hstu_preprocess_attention
 from generative_recommenders.ops.candidate_attention import CandidateRows, candidate_attention
+from generative_recommenders.ops.checks import check_sequences, counts_settled
 from generative_recommenders.ops.lmsd import hstu_lmsd
 from generative_recommenders.ops.stu import OutputParameters, hstu_layer, why_not_fused
 
@@ -281,8 +282,15 @@ class STUStack(nn.Module):
         num_targets: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``[T, D]`` → ``[T, D]``; arguments as ``STULayer.forward``."""
-        for layer in self.layers:
-            x = layer(x, seq_offsets, max_seq_len, num_targets)
+        return self._run(self.layers, x, seq_offsets, max_seq_len, num_targets)
+
+    def _run(self, layers, x, seq_offsets, max_seq_len, num_targets) -> torch.Tensor:
+        """The given layers one after the other; what they would each assert of the sequences is asserted once."""
+        prefix = max((layer.config.contextual_seq_len for layer in layers), default=0)
+        check_sequences(seq_offsets, x.shape[0], max_seq_len, num_targets, prefix)
+        with counts_settled():
+            for layer in layers:
+                x = layer(x, seq_offsets, max_seq_len, num_targets)
         return x
 
     def forward_targets_only(
@@ -296,6 +304,5 @@ class STUStack(nn.Module):
     ) -> torch.Tensor:
         """``[T, D]`` → ``[C, D]``: every layer but the last on all rows, the last for the candidates alone."""
         *others, last = self.layers
-        for layer in others:
-            x = layer(x, seq_offsets, max_seq_len, num_targets)
+        x = self._run(others, x, seq_offsets, max_seq_len, num_targets)
         return last.forward_targets_only(x, seq_offsets, candidates, computation)

@@ -9,6 +9,7 @@ import torch
 
 from generative_recommenders.ops.attention.backends import ATTENTION
 from generative_recommenders.ops.attention.call import AttentionCall, AttentionShape
+from generative_recommenders.ops.checks import check_sequences
 from generative_recommenders.ops.dispatch import Backend, Implementation
 
 
@@ -36,7 +37,7 @@ def hstu_mha(
         alpha: factor of the scores, usually d_qk ** -0.5.
         attn_norm: the divisor N, a float or a 0-d tensor on the device.
         num_targets: int64 [B], candidates at the end of each sequence (they see the history and themselves, never each
-            other), or None for none.
+            other), or None for none. A sequence holds its contextual prefix and its candidates side by side.
         causal: rows see smaller ids only; otherwise both ways.
         max_attn_len: sliding window in rows, 0 for none.
         contextual_seq_len: rows of the prefix that see everything before the candidates, 0 for none.
@@ -46,7 +47,8 @@ def hstu_mha(
         [T, H, d_v], dtype of v.
 
     Raises:
-        ValueError: shapes, dtypes or numbers that do not fit; a backend that cannot serve the call.
+        ValueError: shapes, dtypes or numbers that do not fit; a backend that cannot serve the call. Offsets and counts
+            on a GPU are asserted there instead, without waiting: a device-side assertion says what does not fit.
 
     Source: Zhai et al. 2024, "Actions speak louder than words: trillion-parameter sequential transducers".
     """
@@ -93,7 +95,7 @@ def checked_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: Attent
 
 
 def check_attention_inputs(q, k, v, seq_offsets, max_seq_len, num_targets, max_attn_len, contextual_seq_len) -> None:
-    """Raise ``ValueError`` naming the first argument that does not fit; reads values only of CPU tensors."""
+    """Raise ``ValueError`` naming the first argument that does not fit; on a GPU values are asserted, not read."""
     if q.dim() != 3 or q.shape != k.shape:
         raise ValueError(f"q and k must both be [T, H, d_qk]: got {tuple(q.shape)} and {tuple(k.shape)}")
     if not q.is_floating_point():
@@ -102,14 +104,6 @@ def check_attention_inputs(q, k, v, seq_offsets, max_seq_len, num_targets, max_a
         raise ValueError(f"v must be [T, H, d_v] with T, H = {tuple(q.shape[:2])}: got {tuple(v.shape)}")
     if not (q.dtype == k.dtype == v.dtype):
         raise ValueError(f"q, k and v must share one dtype: got {q.dtype}, {k.dtype}, {v.dtype}; cast them")
-    if seq_offsets.dim() != 1 or seq_offsets.numel() < 1 or seq_offsets.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"seq_offsets must be int64 [B + 1]: got {seq_offsets.dtype} {tuple(seq_offsets.shape)}")
-    batch = seq_offsets.numel() - 1
-    if num_targets is not None:
-        if tuple(num_targets.shape) != (batch,):
-            raise ValueError(f"num_targets must have one entry per sequence ({batch}): got {tuple(num_targets.shape)}")
-        if num_targets.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"num_targets must be int64 [B]: got {num_targets.dtype}")
     for name, value in (
         ("max_seq_len", max_seq_len),
         ("max_attn_len", max_attn_len),
@@ -121,8 +115,7 @@ def check_attention_inputs(q, k, v, seq_offsets, max_seq_len, num_targets, max_a
             raise ValueError(f"{name}={value!r} must be a whole number") from None
         if value < 0:
             raise ValueError(f"{name}={value} must not be negative")
-    if seq_offsets.device.type == "cpu":
-        _check_offsets(seq_offsets, q.shape[0], max_seq_len)
+    check_sequences(seq_offsets, q.shape[0], max_seq_len, num_targets, contextual_seq_len)
 
 
 def _check_numbers(alpha: float, attn_norm: float | torch.Tensor) -> None:
@@ -134,14 +127,3 @@ def _check_numbers(alpha: float, attn_norm: float | torch.Tensor) -> None:
             raise ValueError(f"attn_norm must be one number: got a tensor {tuple(attn_norm.shape)}")
     elif not math.isfinite(attn_norm) or attn_norm == 0:
         raise ValueError(f"attn_norm={attn_norm} must be a finite number other than 0: it divides")
-
-
-def _check_offsets(seq_offsets: torch.Tensor, rows: int, max_seq_len: int) -> None:
-    lengths = seq_offsets.diff()
-    if int(seq_offsets[0]) != 0 or int(seq_offsets[-1]) != rows or bool((lengths < 0).any()):
-        raise ValueError(
-            f"seq_offsets must rise from 0 to the number of rows ({rows}): got {seq_offsets.tolist()[:8]}..."
-        )
-    longest = int(lengths.max()) if lengths.numel() else 0
-    if longest > max_seq_len:
-        raise ValueError(f"max_seq_len={max_seq_len} is shorter than the longest sequence ({longest}); raise it")

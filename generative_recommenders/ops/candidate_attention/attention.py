@@ -11,6 +11,7 @@ from generative_recommenders.ops.candidate_attention.backends import why_not_ker
 from generative_recommenders.ops.candidate_attention.call import COMPUTATIONS, CandidateShape, Sizes
 from generative_recommenders.ops.candidate_attention.materialised import materialised_attention
 from generative_recommenders.ops.candidate_attention.rows import CandidateRows, TargetSummary
+from generative_recommenders.ops.checks import check_sequences
 from generative_recommenders.ops.dispatch import Backend, BackendUnavailable, Implementation, Op, never, parse_backend
 
 
@@ -46,12 +47,18 @@ def candidate_attention(
         attention output ``[C, H * d_v]``.
 
     Raises:
-        ValueError: sizes that do not fit, an unknown computation, or a backend that cannot serve the call.
+        ValueError: sizes that do not fit, an unknown computation, or a backend that cannot serve the call; on a CPU
+            also offsets and counts that do not fit (on a GPU they are asserted on the device).
     """
     if computation not in COMPUTATIONS:
         raise ValueError(f"computation={computation!r} is not known: use {' or '.join(COMPUTATIONS)}")
     parameters = parameters.checked(x, projection.columns)
-    candidates = num_targets if isinstance(num_targets, CandidateRows) else CandidateRows.of(seq_offsets, num_targets)
+    check_sequences(seq_offsets, x.shape[0])
+    if isinstance(num_targets, CandidateRows):
+        candidates = num_targets
+        candidates.check(seq_offsets)
+    else:
+        candidates = CandidateRows.of(seq_offsets, num_targets)
     shape = CandidateShape(computation, x.device, x.dtype, x.shape[1], projection.heads, candidates.summary)
     implementation = CANDIDATE_ATTENTION.backends[CANDIDATE_ATTENTION.choose(shape, backend)]
     sizes = Sizes(projection.heads, projection.d_qk, projection.d_v, alpha, projection.eps, attn_norm)

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from generative_recommenders.ops.checks import matrix, vector
+from generative_recommenders.ops.checks import check_indices, check_permutation, matrix, vector
 from generative_recommenders.ops.encode import reference
 from generative_recommenders.ops.encode.backends import kernels
 from generative_recommenders.ops.encode.call import EncodeCall, Norm
@@ -45,7 +45,8 @@ def encode_sequence(
         x ``[T, D]`` in ``call.dtype``.
 
     Raises:
-        ValueError: shapes that do not fit, or dropout without a seed.
+        ValueError: shapes that do not fit, or dropout without a seed; on a CPU also indices outside their tables (on a
+            GPU they are asserted on the device).
     """
     if (attributes is None) != (attribute_norm is None):
         raise ValueError("give attributes and attribute_norm together, or neither")
@@ -62,6 +63,10 @@ def encode_sequence(
     tables = {"action_table": action_table, "position_table": position_table, "time_table": time_table}
     for name, table in tables.items():
         matrix(name, table, width)
+    check_permutation("places", call.places, total)
+    entries = {"patterns": action_table, "positions": position_table, "times": time_table}
+    for name, table in entries.items():
+        check_indices(name, getattr(call, name), table.shape[0])
     if not fused:
         return reference.encode_sequence(
             content, content_norm, attributes, attribute_norm, action_table, context, position_table, time_table, call

@@ -5,7 +5,8 @@ takes plain indexing). It has no operator that interleaves jagged tensors: joini
 scatter or gather per part, with the opposite move as the exact gradient. Nothing here ever builds a padded copy of a
 jagged tensor unless it is asked for one.
 
-Every function takes empty sequences, an empty batch (B = 0) and a padded length of 0, forward and backward.
+Every function takes empty sequences, an empty batch (B = 0) and a padded length of 0, forward and backward. Offsets,
+lengths and row numbers that do not fit are a ``ValueError`` on a CPU and a device-side assertion on a GPU (``checks``).
 """
 
 from generative_recommenders.ops.jagged.jagged import (

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import fbgemm_gpu  # noqa: F401  (registers torch.ops.fbgemm)
 import torch
 
+from generative_recommenders.ops.checks import check_counts, check_sequences
 from generative_recommenders.ops.jagged import reference
 from generative_recommenders.ops.jagged.rows import interleave
 
@@ -15,6 +16,7 @@ def complete_cumsum(lengths: torch.Tensor) -> torch.Tensor:
     """Lengths ``[B]`` (int32 or int64) → offsets int64 ``[B + 1]`` with a leading 0, without a device sync."""
     if lengths.dim() != 1:
         raise ValueError(f"lengths must have one dimension [B], got shape {tuple(lengths.shape)}")
+    check_counts("lengths", lengths)
     if lengths.numel() == 0:
         return torch.zeros(1, dtype=torch.int64, device=lengths.device)
     return torch.ops.fbgemm.asynchronous_complete_cumsum(lengths.long())
@@ -25,6 +27,7 @@ def row_sequence_ids(offsets: torch.Tensor, num_rows: int) -> torch.Tensor:
 
     ``num_rows`` comes from the host (a tensor's row count), so no device sync is needed.
     """
+    check_sequences(offsets, num_rows, name="offsets")
     sequences = torch.arange(offsets.numel() - 1, device=offsets.device)
     return torch.repeat_interleave(sequences, offsets.diff(), output_size=num_rows)
 
@@ -46,6 +49,7 @@ def dense_to_jagged(dense: torch.Tensor, offsets: torch.Tensor, num_rows: int) -
     """
     if dense.dim() != 3 or dense.shape[0] != offsets.numel() - 1:
         raise ValueError(f"dense must be [B={offsets.numel() - 1}, L, D], got shape {tuple(dense.shape)}")
+    check_sequences(offsets, num_rows, name="offsets")
     if dense.dtype == torch.float64 or dense.numel() == 0 or num_rows == 0:
         return reference.dense_to_jagged(dense, offsets, num_rows)
     return torch.ops.fbgemm.dense_to_jagged(dense, [offsets], num_rows)[0]
@@ -83,7 +87,6 @@ def split_2d_jagged(
 def _check(values: torch.Tensor, offsets: torch.Tensor, max_len: int) -> None:
     if values.dim() != 2:
         raise ValueError(f"jagged values must be rows [T, D], got shape {tuple(values.shape)}")
-    if offsets.dim() != 1 or offsets.numel() < 1:
-        raise ValueError(f"offsets must be [B + 1] with at least one entry, got shape {tuple(offsets.shape)}")
     if max_len < 0:
         raise ValueError(f"max_len must be 0 or more, got {max_len}")
+    check_sequences(offsets, values.shape[0], name="offsets")

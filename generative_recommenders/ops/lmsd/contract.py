@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from generative_recommenders.ops.checks import check_indices
 from generative_recommenders.ops.common import philox
 
 ALIGNMENT = 16  # bytes, of every row that a kernel reads or writes as vectors
@@ -130,7 +131,7 @@ def check_inputs(x: torch.Tensor, u: torch.Tensor, weight: torch.Tensor, bias: t
 
 
 def check_row_indices(row_indices: torch.Tensor | None, x: torch.Tensor) -> None:
-    """``row_indices`` must be integers, one per row of x, on its device."""
+    """``row_indices`` must be row numbers (0 or more), one per row of x, on its device."""
     if row_indices is None:
         return
     if row_indices.dtype not in (torch.int32, torch.int64):
@@ -139,6 +140,7 @@ def check_row_indices(row_indices: torch.Tensor | None, x: torch.Tensor) -> None
         raise ValueError(f"lmsd: row_indices has shape {list(row_indices.shape)} but x has {x.shape[0]} rows")
     if row_indices.device != x.device:
         raise ValueError(f"lmsd: row_indices is on {row_indices.device} but x is on {x.device}")
+    check_indices("lmsd: row_indices", row_indices)
 
 
 def check_seed(seed: int | torch.Tensor, x: torch.Tensor) -> None:
