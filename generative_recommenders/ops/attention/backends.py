@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from generative_recommenders.ops.attention.call import AttentionCall, AttentionShape
@@ -11,6 +13,7 @@ from generative_recommenders.ops.dispatch import Backend, Implementation, Op, ne
 MAX_HEAD_WIDTH = 256
 
 
+@functools.cache
 def kernels():
     """The launches; imported on first use, since Triton is optional."""
     from generative_recommenders.ops.attention import launch

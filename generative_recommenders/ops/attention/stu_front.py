@@ -85,17 +85,10 @@ class _FusedFront(torch.autograd.Function):
         if d_out is not None:
             d_bias[projection.u_columns :] = projection.attend_backward(d_out, vqk, grad, ctx.call)
         del vqk
-        d_weight = torch.mm(normed.t(), grad).to(weight.dtype)
+        d_weight = torch.mm(normed.t(), grad)
         del normed
         d_normed = torch.mm(grad, weight.to(dtype).t())
         del grad
-        dx, d_norm_weight, d_norm_bias = kernels().normalize_backward(x, d_normed, norm_weight, mean, rstd)
-        return (
-            dx,
-            d_norm_weight.to(norm_weight.dtype),
-            d_norm_bias.to(norm_bias.dtype),
-            d_weight,
-            d_bias.to(bias.dtype),
-            None,
-            None,
-        )
+        dx, *d_norm = kernels().normalize_backward(x, d_normed, norm_weight, mean, rstd)
+        gradients, parameters = (*d_norm, d_weight, d_bias), (norm_weight, norm_bias, weight, bias)
+        return dx, *(g.to(p.dtype) for g, p in zip(gradients, parameters, strict=True)), None, None

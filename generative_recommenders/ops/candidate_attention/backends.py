@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from generative_recommenders.ops.candidate_attention.call import CandidateShape, operand_columns
@@ -10,6 +12,7 @@ from generative_recommenders.ops.dispatch import why_not_triton
 MAX_WIDTH = 1024
 
 
+@functools.cache
 def kernels():
     """The launches; imported on first use, since Triton is optional."""
     from generative_recommenders.ops.candidate_attention import launch

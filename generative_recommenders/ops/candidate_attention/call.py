@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import torch
 
@@ -38,12 +39,8 @@ class Sizes:
     def columns(self) -> tuple[slice, slice, slice, slice]:
         """Columns of U, V, Q, K in the fused projection."""
         value, query = self.num_heads * self.hidden_dim, self.num_heads * self.attn_dim
-        return (
-            slice(0, value),
-            slice(value, 2 * value),
-            slice(2 * value, 2 * value + query),
-            slice(2 * value + query, 2 * (value + query)),
-        )
+        edges = 0, value, 2 * value, 2 * value + query, 2 * (value + query)
+        return tuple(slice(*pair) for pair in itertools.pairwise(edges))
 
 
 def operand_columns(width: int, dtype: torch.dtype, num_heads: int) -> tuple[int, int]:

@@ -203,14 +203,7 @@ def absorbed_backward(
     return dx, _add_splits(sums)
 
 
-def add_candidate_rows(
-    dx: torch.Tensor,
-    rows: torch.Tensor,
-    x: torch.Tensor,
-    stats: torch.Tensor,
-    d_hat: torch.Tensor,
-    d_residual: torch.Tensor | None,
-) -> None:
+def add_candidate_rows(dx, rows, x, stats, d_hat, d_residual: torch.Tensor | None) -> None:
     """``dx[rows] += LayerNorm backward of d_hat + d_residual`` in place; rows int64 ``[C]``, the others ``[C, D]``."""
     if rows.numel() == 0:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 
@@ -48,6 +49,7 @@ def why_not_fused(rows: torch.Tensor, *widths: int, backend: Backend | str | Non
     return None
 
 
+@functools.cache
 def kernels():
     """The launches; imported on first use, since Triton is optional."""
     from generative_recommenders.ops.encode import launch

@@ -138,20 +138,14 @@ class _Encode(torch.autograd.Function):
         d_time, d_action = scale * d_time, factor * d_action
         d_bias = d_action.sum(0)  # an event adds the same gradient to the biases and to one row of the action table
         d_weight, d_a_weight = d_norms
+        if a_weight is not None:
+            d_a_weight, d_a_bias = d_a_weight.to(a_weight.dtype), d_bias.to(ctx.biases[1])
+        else:
+            d_a_weight = d_a_bias = None
         return (
-            d_content,
-            d_weight.to(weight.dtype),
-            d_bias.to(ctx.biases[0]),
-            d_attributes,
-            None if a_weight is None else d_a_weight.to(a_weight.dtype),
-            None if a_weight is None else d_bias.to(ctx.biases[1]),
-            d_action.to(action[1]),
-            d_context,
-            d_position.to(position[1]),
-            d_time.to(time[1]),
-            None,
-            None,
-        )
+            d_content, d_weight.to(weight.dtype), d_bias.to(ctx.biases[0]), d_attributes, d_a_weight, d_a_bias,
+            d_action.to(action[1]), d_context, d_position.to(position[1]), d_time.to(time[1]), None, None,
+        )  # fmt: skip
 
 
 def _time_and_action_sums(dx, mask, call: EncodeCall, num_times: int, num_patterns: int):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from generative_recommenders.ops.dispatch import Backend, BackendUnavailable, Implementation, Op, never, why_not_triton
@@ -11,6 +13,7 @@ from generative_recommenders.ops.lmsd.contract import LmsdConfig, LmsdShape
 Tensors = tuple[torch.Tensor | None, ...]
 
 
+@functools.cache
 def kernels():
     """The launches; imported on first use, since Triton is optional."""
     from generative_recommenders.ops.lmsd import launch
