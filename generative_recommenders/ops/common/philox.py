@@ -98,3 +98,8 @@ def signed_seed(seed: int) -> int:
     if not -(2**63) <= seed < 2**63:
         raise ValueError(f"seed={seed} does not fit a signed 64-bit integer")
     return int(seed)
+
+
+def signed32(word: int) -> int:
+    """A uint32 word as the signed integer of the same bits, as launches hand it over."""
+    return word - (1 << 32) if word >= 1 << 31 else word

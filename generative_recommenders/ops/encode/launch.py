@@ -7,7 +7,7 @@ import math
 import torch
 
 from generative_recommenders.ops.common.launch import row_launch
-from generative_recommenders.ops.common.philox import keep_threshold
+from generative_recommenders.ops.common.philox import keep_threshold, signed32
 from generative_recommenders.ops.encode.triton_copy import copy_rows
 from generative_recommenders.ops.encode.triton_encode import encode_backward_kernel, encode_forward_kernel
 from generative_recommenders.ops.encode.triton_swish import (
@@ -17,15 +17,9 @@ from generative_recommenders.ops.encode.triton_swish import (
 from generative_recommenders.ops.encode.triton_table_sums import MOST_SHORT_ENTRIES, table_gradient
 
 __all__ = [
-    "MOST_SHORT_ENTRIES",
-    "copy_rows",
-    "encode_context_backward",
-    "encode_rows",
-    "encode_rows_backward",
-    "swish_backward",
-    "swish_forward",
-    "table_gradient",
-]
+    "MOST_SHORT_ENTRIES", "copy_rows", "encode_context_backward", "encode_rows", "encode_rows_backward",
+    "swish_backward", "swish_forward", "table_gradient",
+]  # fmt: skip
 
 BACKWARD_LAUNCH = {"resident": 12, "registers": 168}  # two rows and two sums at hand: more registers, fewer warps
 
@@ -69,15 +63,13 @@ def encode_rows(source, attributes, norms, tables, x, mask, stats, eps, call, fi
         return
     weight, bias, a_weight, a_bias, action_table, patterns = norms
     position, positions, time, times = tables
-    threshold = keep_threshold(call.dropout_ratio)
     launch = row_launch(width, source.device)
     encode_forward_kernel[launch.grid(rows, source.device)](
         source, attributes, weight, bias, a_weight, a_bias, action_table, patterns,
         position, positions[first:], time, times[first:], call.places[first:], call.seed, x, mask, stats,
         rows, -(-rows // launch.rows), source.stride(0) // 4, 0 if attributes is None else attributes.stride(0) // 4,
         x.stride(0) // 4, 0 if action_table is None else action_table.stride(0) // 4, width // 4,
-        threshold - (1 << 32) if threshold >= 1 << 31 else threshold, 1.0 / (1.0 - call.dropout_ratio),
-        math.sqrt(width), *eps,
+        signed32(keep_threshold(call.dropout_ratio)), 1.0 / (1.0 - call.dropout_ratio), math.sqrt(width), *eps,
         D=width, BD=launch.block, ROWS=launch.rows, EVENTS=stats is not None, ATTRIBUTES=attributes is not None,
         DROPOUT=mask is not None, **launch.options(),
     )  # fmt: skip

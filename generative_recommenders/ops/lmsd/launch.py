@@ -77,7 +77,7 @@ def forward(
     total, shapes, config = _geometry(x, cfg, False, config)
     seed_tensor, low, high = _split_seed(seed) if dropout else (None, 0, 0)
     row_indices = row_indices.contiguous() if dropout and row_indices is not None else None
-    threshold = _signed32(philox.keep_threshold(cfg.dropout_ratio)) if dropout else 0
+    threshold = philox.signed32(philox.keep_threshold(cfg.dropout_ratio)) if dropout else 0
     lmsd_forward_kernel[config.grid(total, x.device)](
         x, u, weight.contiguous(), bias.contiguous(), y, mean, rstd,
         mask.view(torch.int32) if dropout else None, row_indices, seed_tensor,
@@ -181,11 +181,7 @@ def _split_seed(seed: int | torch.Tensor) -> tuple[torch.Tensor | None, int, int
     if isinstance(seed, torch.Tensor):
         return seed, 0, 0
     seed = philox.signed_seed(seed)
-    return None, _signed32(seed & 0xFFFFFFFF), seed >> 32
-
-
-def _signed32(word: int) -> int:
-    return word - (1 << 32) if word >= 1 << 31 else word
+    return None, philox.signed32(seed & 0xFFFFFFFF), seed >> 32
 
 
 def _sum_parts(parts: torch.Tensor, parameter: torch.Tensor, owned: torch.Tensor | None) -> torch.Tensor:
