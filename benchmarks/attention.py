@@ -19,8 +19,8 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from benchmarks import common  # noqa: E402
-from generative_recommenders.ops.attention import kernels  # noqa: E402
-from generative_recommenders.ops.attention.attention import make_call  # noqa: E402
+from generative_recommenders.ops.attention import launch  # noqa: E402
+from generative_recommenders.ops.attention.call import AttentionCall  # noqa: E402
 from generative_recommenders.ops.attention.hopper_launch import why_not_hopper  # noqa: E402
 
 
@@ -44,14 +44,14 @@ class Problem:
         offsets = torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0)).cuda()
         targets = torch.ones(self.lengths.numel(), dtype=torch.int64, device="cuda")
         longest = int(self.lengths.max())
-        self.call = make_call(self.q, offsets, longest, self.width**-0.5, float(longest), targets, True, 0, 0)
+        self.call = AttentionCall(offsets, longest, self.width**-0.5, float(longest), targets).on(self.q.device)
         self.flops = float((self.lengths.double() ** 2).sum()) * self.heads * 2 * self.width
 
     def forward(self) -> None:
-        kernels.forward_into(self.q, self.k, self.v, self.out, self.call)
+        launch.forward_into(self.q, self.k, self.v, self.out, self.call)
 
     def backward(self) -> None:
-        kernels.backward_into(self.dout, self.q, self.k, self.v, self.dq, self.dk, self.dv, self.call)
+        launch.backward_into(self.dout, self.q, self.k, self.v, self.dq, self.dk, self.dv, self.call)
 
     def both(self) -> None:
         self.forward()
@@ -102,7 +102,7 @@ def main() -> int:
             if reason is not None:
                 table.append(f"{variant}: not run: {reason}")
                 continue
-            with kernels.variant(variant):
+            with launch.variant(variant):
                 error = worst_error(options.heads, options.width)
                 if not error < 1e-2:
                     print(f"{variant}: relative error {error:.2e} against float64: not timed")

@@ -21,9 +21,9 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks import common  # noqa: E402
-from generative_recommenders.ops.lmsd import reference, triton_lmsd  # noqa: E402
+from generative_recommenders.ops.common.launch import RowLaunch, padded  # noqa: E402
+from generative_recommenders.ops.lmsd import launch, reference  # noqa: E402
 from generative_recommenders.ops.lmsd.contract import LmsdConfig  # noqa: E402
-from generative_recommenders.ops.lmsd.launch import LaunchConfig  # noqa: E402
 
 ROWS = 2_727_000
 WIDTHS = (256, 512, 1024)
@@ -61,10 +61,10 @@ def check_case(rows: int, columns: int, dtype: torch.dtype, ratio: float, launch
     cfg = config(ratio)
     x, u, weight, bias = inputs(rows, columns, dtype)
     poison(rows, columns, dtype)
-    y, mean, rstd, mask = triton_lmsd.forward(x, u, weight, bias, SEED, None, cfg, launches[0])
+    y, mean, rstd, mask = launch.forward(x, u, weight, bias, SEED, None, cfg, launches[0])
     dy = torch.randn_like(y)
     nan = [torch.full_like(t, float("nan")) for t in (x, u, weight, bias)]
-    grads = triton_lmsd.backward(dy, x, u, weight, bias, mean, rstd, mask, cfg, True, tuple(nan), launches[1])
+    grads = launch.backward(dy, x, u, weight, bias, mean, rstd, mask, cfg, True, tuple(nan), launches[1])
     if ratio > 0:
         kept = reference.draw_mask(torch.arange(rows, device="cuda"), columns, SEED, ratio, True, True)
         assert torch.equal(mask, kept), f"mask differs at N={rows}, D={columns}, {dtype}"
@@ -113,11 +113,11 @@ class Problem:
         self.y, *self.saved = self.forward()
         self.dy = torch.randn_like(self.y)
 
-    def forward(self, chosen: LaunchConfig | None = None):
-        return triton_lmsd.forward(*self.tensors, SEED, None, self.cfg, chosen)
+    def forward(self, chosen: RowLaunch | None = None):
+        return launch.forward(*self.tensors, SEED, None, self.cfg, chosen)
 
-    def backward(self, chosen: LaunchConfig | None = None):
-        return triton_lmsd.backward(self.dy, *self.tensors, *self.saved, self.cfg, True, config=chosen)
+    def backward(self, chosen: RowLaunch | None = None):
+        return launch.backward(self.dy, *self.tensors, *self.saved, self.cfg, True, config=chosen)
 
     def moved(self, backward: bool) -> int:
         """Bytes that must cross the memory bus: inputs and outputs once."""
@@ -128,7 +128,7 @@ class Problem:
         """The last rows, past 2**31 elements of y, equal the same rows run alone under their row numbers."""
         rows = torch.arange(ROWS - 100, ROWS, device="cuda")
         x, u = (t[-100:] for t in self.tensors[:2])
-        alone = triton_lmsd.forward(x, u, *self.tensors[2:], SEED, rows, self.cfg)
+        alone = launch.forward(x, u, *self.tensors[2:], SEED, rows, self.cfg)
         for whole, part in zip((self.y, *self.saved), alone, strict=True):
             assert whole is None or torch.equal(whole[-100:], part), f"tail differs at D={self.columns}"
 
@@ -140,7 +140,7 @@ def quick_ms(fn) -> float:
     return statistics.median(common._events(fn, 5))
 
 
-def candidates(columns: int, backward: bool, dropout: bool) -> list[LaunchConfig]:
+def candidates(columns: int, backward: bool, dropout: bool) -> list[RowLaunch]:
     """Launches worth timing: rows and warps per program, register caps, programs per multiprocessor."""
     vector = 4 if dropout and not backward else 8
     warps = max(1, columns // 512)
@@ -148,7 +148,7 @@ def candidates(columns: int, backward: bool, dropout: bool) -> list[LaunchConfig
     if dropout and not backward:
         shapes += [(1, warps, 96), (1, 2 * warps, 80)]
     programs = (12, 16, 24, 64, 256)
-    return [LaunchConfig(u, w, vector, n // w, max_registers=r) for u, w, r in shapes for n in programs]
+    return [RowLaunch(padded(columns), u, w, n // w, r, vector) for u, w, r in shapes for n in programs]
 
 
 def sweep(columns: int) -> None:

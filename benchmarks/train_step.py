@@ -142,10 +142,10 @@ def measure(step: Step, batches: list, rows: int, steps: int) -> dict[str, float
 
 # Group → pieces of kernel names, lower case; a kernel belongs to the first group that has a piece of its name.
 GROUPS = {
-    "attention": ("hopper_", "attention_", "absorbed_", "candidate_rows", "one_query_"),
+    "attention": ("attention_", "absorbed_", "materialised_", "candidate_rows"),
     "LMSD": ("lmsd_",),
     "optimizer": ("multi_tensor", "adam", "lpnorm", "fused_step"),
-    "norms": ("layer_norm", "layernorm", "swish_norm", "gammabeta"),
+    "norms": ("layer_norm", "layernorm", "gammabeta"),
     "embeddings": ("split_embedding", "bounds_check", "linearize", "permute_", "split_rows", "copy_rows", "jagged"),
     "encoding": ("encode_", "piece_sums", "entry_sums", "embedding_backward", "embedding_dense", "radix", "sort",
                  "searchsorted", "dropout", "krn_partial", "compute_grad_weight", "sum_and_scatter"),

@@ -12,8 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from generative_recommenders.modules.positional_encoder import PositionalEncoder
 from generative_recommenders.modules.preprocessor import ContextualPreprocessor, EventRows, PreparedSequence
-from generative_recommenders.ops.encode import EncodeCall, encode_sequence
-from generative_recommenders.ops.encode.sequence import Norm
+from generative_recommenders.ops.encode import EncodeCall, Norm, encode_sequence
 from generative_recommenders.ops.position import SequenceRows, position_indices, time_indices
 
 

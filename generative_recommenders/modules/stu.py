@@ -13,10 +13,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from generative_recommenders.ops.attention import hstu_preprocess_attention
+from generative_recommenders.ops.attention import AttentionCall, Projection, UvqkParameters, hstu_preprocess_attention
 from generative_recommenders.ops.candidate_attention import CandidateRows, candidate_attention
+from generative_recommenders.ops.checks import check_sequences, counts_settled
 from generative_recommenders.ops.lmsd import hstu_lmsd
-from generative_recommenders.ops.stu import hstu_layer, why_not_fused
+from generative_recommenders.ops.stu import OutputParameters, hstu_layer, why_not_fused
 
 NORM_EPS = 1e-6
 ATTN_NORMS = ("max_seq_len", "batch_max")
@@ -105,6 +106,9 @@ class STULayer(nn.Module):
         super().__init__()
         self.config = config
         c = config
+        self.projection = Projection(
+            c.num_heads, c.attention_dim, c.hidden_dim, NORM_EPS, c.recompute_normed_x, c.recompute_uvqk
+        )
         self._uvqk_weight = nn.Parameter(torch.empty(c.embedding_dim, c.uvqk_dim))
         self._uvqk_beta = nn.Parameter(torch.zeros(c.uvqk_dim))
         self._input_norm_weight = nn.Parameter(torch.ones(c.embedding_dim))
@@ -137,62 +141,27 @@ class STULayer(nn.Module):
         self.check_mode()
         c = self.config
         seed = self.next_dropout_seed(x.device) if self.training else 0
-        num_targets = num_targets if c.target_aware else None
-        if why_not_fused(x, c.num_heads, c.attention_dim, c.hidden_dim, c.use_group_norm, c.backend) is None:
-            return self._forward_fused(x, seq_offsets, max_seq_len, num_targets, seed)
-        u, attention = hstu_preprocess_attention(
-            x,
-            _cast(self._input_norm_weight, x),
-            _cast(self._input_norm_bias, x),
-            NORM_EPS,
-            _cast(self._uvqk_weight, x),
-            _cast(self._uvqk_beta, x),
-            c.num_heads,
-            c.attention_dim,
-            c.hidden_dim,
+        call = AttentionCall(
             seq_offsets,
             max_seq_len,
             c.alpha,
             self.attention_normaliser(seq_offsets),
-            num_targets,
+            num_targets if c.target_aware else None,
             c.causal,
             c.max_attn_len,
             c.contextual_seq_len,
-            recompute_normed_x=c.recompute_normed_x,
-            recompute_uvqk=c.recompute_uvqk,
-            backend=c.backend,
         )
+        parameters = self._uvqk_parameters()
+        if why_not_fused(x, self.projection, c.use_group_norm, c.backend) is None:
+            output = OutputParameters(self._output_norm_weight, self._output_norm_bias, self._output_weight)
+            ratio = c.output_dropout_ratio if self.training else 0.0
+            return hstu_layer(x, parameters, output, self.projection, call, ratio, seed, c.recompute_y)
+        parameters = UvqkParameters(*(_cast(parameter, x) for parameter in parameters))
+        u, attention = hstu_preprocess_attention(x, parameters, self.projection, call, c.backend)
         return self.output(x, u, attention, seed)
 
-    def _forward_fused(self, x, seq_offsets, max_seq_len, num_targets, seed) -> torch.Tensor:
-        c = self.config
-        return hstu_layer(
-            x,
-            self._input_norm_weight,
-            self._input_norm_bias,
-            self._uvqk_weight,
-            self._uvqk_beta,
-            self._output_norm_weight,
-            self._output_norm_bias,
-            self._output_weight,
-            c.num_heads,
-            c.attention_dim,
-            c.hidden_dim,
-            seq_offsets,
-            max_seq_len,
-            c.alpha,
-            self.attention_normaliser(seq_offsets),
-            NORM_EPS,
-            c.output_dropout_ratio if self.training else 0.0,
-            seed,
-            num_targets,
-            c.causal,
-            c.max_attn_len,
-            c.contextual_seq_len,
-            c.recompute_normed_x,
-            c.recompute_uvqk,
-            c.recompute_y,
-        )
+    def _uvqk_parameters(self) -> UvqkParameters:
+        return UvqkParameters(self._input_norm_weight, self._input_norm_bias, self._uvqk_weight, self._uvqk_beta)
 
     def forward_targets_only(
         self, x: torch.Tensor, seq_offsets: torch.Tensor, candidates: CandidateRows, computation: str = "absorbed"
@@ -217,14 +186,8 @@ class STULayer(nn.Module):
                 x,
                 seq_offsets,
                 candidates,
-                self._input_norm_weight,
-                self._input_norm_bias,
-                NORM_EPS,
-                self._uvqk_weight,
-                self._uvqk_beta,
-                c.num_heads,
-                c.attention_dim,
-                c.hidden_dim,
+                self._uvqk_parameters(),
+                self.projection,
                 c.alpha,
                 self.attention_normaliser(seq_offsets),
                 computation,
@@ -319,8 +282,15 @@ class STUStack(nn.Module):
         num_targets: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``[T, D]`` → ``[T, D]``; arguments as ``STULayer.forward``."""
-        for layer in self.layers:
-            x = layer(x, seq_offsets, max_seq_len, num_targets)
+        return self._run(self.layers, x, seq_offsets, max_seq_len, num_targets)
+
+    def _run(self, layers, x, seq_offsets, max_seq_len, num_targets) -> torch.Tensor:
+        """The given layers one after the other; what they would each assert of the sequences is asserted once."""
+        prefix = max((layer.config.contextual_seq_len for layer in layers), default=0)
+        check_sequences(seq_offsets, x.shape[0], max_seq_len, num_targets, prefix)
+        with counts_settled():
+            for layer in layers:
+                x = layer(x, seq_offsets, max_seq_len, num_targets)
         return x
 
     def forward_targets_only(
@@ -334,6 +304,5 @@ class STUStack(nn.Module):
     ) -> torch.Tensor:
         """``[T, D]`` → ``[C, D]``: every layer but the last on all rows, the last for the candidates alone."""
         *others, last = self.layers
-        for layer in others:
-            x = layer(x, seq_offsets, max_seq_len, num_targets)
+        x = self._run(others, x, seq_offsets, max_seq_len, num_targets)
         return last.forward_targets_only(x, seq_offsets, candidates, computation)

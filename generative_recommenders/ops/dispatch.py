@@ -1,15 +1,18 @@
 """Which backend an op runs on: explicit argument > environment > a gin file's ``model.backend`` > automatic choice.
 
-Every op package lists its backends in order of automatic preference, each with a check that says why it cannot serve
-this call (or ``None`` if it can). An explicit or environment choice that cannot serve raises and repeats that reason;
-the automatic choice takes the first backend that can.
+Every op has one table (``Op``) of its backends in order of automatic preference, each with a check that says why it
+cannot serve a call (or ``None`` if it can). An explicit or environment choice that cannot serve raises and repeats that
+reason; the automatic choice takes the first backend that can. ``explain`` says what would run, and why not the better.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
+import itertools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -39,48 +42,107 @@ def parse_backend(value: Backend | str | None) -> Backend | None:
         raise ValueError(f"backend {value!r} is not known: use one of {names}") from None
 
 
-def choose_backend(
-    op: str,
-    requested: Backend | str | None,
-    checks: Mapping[Backend, Callable[[], str | None]],
-) -> Backend:
-    """Pick the backend for one call of ``op``.
+@dataclasses.dataclass(frozen=True)
+class Implementation:
+    """One backend of an op.
+
+    Attributes:
+        why_not: from the op's description of a call (``device`` and what else decides; no tensors) to the reason why
+            this backend cannot serve it, or ``None``.
+        forward: the computation, in a form that all backends of the op share; ``None`` for a family of functions that
+            only ask which backend serves.
+        backward: its gradient; ``None`` where autograd differentiates ``forward``.
+    """
+
+    why_not: Callable[[Any], str | None]
+    forward: Callable[..., Any] | None = None
+    backward: Callable[..., Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What would run, and why not a better one.
+
+    Attributes:
+        backend: what would run, or ``None``.
+        source: who chose, in words.
+        reasons: why each backend that the op prefers would not run, or the one asked for cannot.
+    """
+
+    op: str
+    backend: Backend | None
+    source: str
+    reasons: Mapping[Backend, str]
+
+    def __str__(self) -> str:
+        runs = "nothing can run" if self.backend is None else self.backend.value
+        refused = [f"not {backend.value}: {reason}" for backend, reason in self.reasons.items()]
+        return "; ".join([f"{self.op}: {runs} ({self.source})", *refused])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Op:
+    """An op's table of backends, best first. ``HSTU_<NAME>_BACKEND`` is its environment variable."""
+
+    name: str
+    backends: Mapping[Backend, Implementation]
+
+    def choose(self, call: Any, requested: Backend | str | None = None) -> Backend:
+        """What ``explain`` says would run.
+
+        Raises:
+            BackendUnavailable: the explicit or environment choice cannot serve, or none can.
+        """
+        choice = explain(self, call, requested)
+        if choice.backend is None:
+            refused = (
+                f"backend {backend.value} (from {choice.source}) is unavailable: {reason}"
+                for backend, reason in choice.reasons.items()
+            )
+            usable = ", ".join(backend.value for backend in self.backends)
+            raise BackendUnavailable(f"{self.name}: {'; '.join(refused)}; backends of this op: {usable}")
+        return choice.backend
+
+
+def explain(op: Op, call: Any, requested: Backend | str | None = None) -> Choice:
+    """What ``op`` would run for a call, and why not what is better; runs nothing.
 
     Args:
-        op: the op's short name; ``HSTU_<OP>_BACKEND`` is its environment variable.
-        requested: the caller's explicit choice, or ``None``.
-        checks: backend → function returning ``None`` (can serve) or the reason it cannot, best first.
-
-    Raises:
-        BackendUnavailable: the explicit or environment choice cannot serve, or none can.
+        call: the op's description of a call, which holds no tensors: the GPU it names need not be there.
+        requested: the caller's explicit choice, or ``None``: the environment's, else the first of the table that can.
     """
-    choice, source = parse_backend(requested), "the backend argument"
-    if choice is None:
-        for name in (f"HSTU_{op.upper()}_BACKEND", "HSTU_BACKEND"):
-            value = settings.get(name)
-            if value is not None:
-                choice, source = parse_backend(value), settings.source(name)
-                break
-    if choice is not None:
-        reason = checks[choice]() if choice in checks else "this op has no such backend"
+    asked, source = _asked_for(op, requested)
+    if asked is not None:
+        reason = op.backends[asked].why_not(call) if asked in op.backends else "this op has no such backend"
         if reason is not None:
-            usable = ", ".join(b.value for b in checks)
-            raise BackendUnavailable(
-                f"{op}: backend {choice.value} (from {source}) is unavailable: {reason}; backends of this op: {usable}"
-            )
-        return choice
-    reasons = []
-    for backend, check in checks.items():
-        reason = check()
+            return Choice(op.name, None, source, {asked: reason})
+        better = itertools.takewhile(lambda backend: backend is not asked, op.backends)
+        return Choice(op.name, asked, source, dict.fromkeys(better, f"{asked.value} is asked for"))
+    reasons = {}
+    for backend, implementation in op.backends.items():
+        reason = implementation.why_not(call)
+        if reason is None and backend is Backend.TRITON and call.device.type != "cuda":
+            reason = "on a CPU its interpreter is for debugging: ask for it by name"
         if reason is None:
-            return backend
-        reasons.append(f"{backend.value}: {reason}")
-    raise BackendUnavailable(f"{op}: no backend can serve this call ({'; '.join(reasons)})")
+            return Choice(op.name, backend, source, reasons)
+        reasons[backend] = reason
+    return Choice(op.name, None, source, reasons)
 
 
-def always() -> str | None:
-    """The check of a backend that serves every call."""
-    return None
+def _asked_for(op: Op, requested: Backend | str | None) -> tuple[Backend | None, str]:
+    """The choice by name, if there is one, and who made it."""
+    choice = parse_backend(requested)
+    if choice is not None:
+        return choice, "the backend argument"
+    for name in (f"HSTU_{op.name.upper()}_BACKEND", "HSTU_BACKEND"):
+        value = settings.get(name)
+        if value is not None:
+            return parse_backend(value), settings.source(name)
+    return None, "the automatic choice"
+
+
+def never(_: Any) -> None:
+    """``why_not`` of a backend that serves every call."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -105,16 +167,19 @@ def triton_interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
-def why_not_triton(*tensors: torch.Tensor) -> str | None:
-    """Why Triton kernels cannot take these tensors, or ``None``: they need a GPU, or the interpreter on a CPU."""
+def why_not_triton(device: torch.device, dtype: torch.dtype, *others: torch.dtype) -> str | None:
+    """Why Triton kernels cannot serve there, or ``None``: they need a GPU, or the interpreter on a CPU.
+
+    Args:
+        dtype: what they compute in. others: further dtypes that they read.
+    """
     missing = triton_import_error()
     if missing is not None:
         return missing
-    for tensor in tensors:
-        if tensor.device.type == "cuda":
-            continue
-        if not triton_interpreted():
-            return f"tensors are on {tensor.device}: Triton needs a GPU (or TRITON_INTERPRET=1 for debugging on a CPU)"
-        if tensor.dtype == torch.bfloat16:
-            return "bfloat16 is computed wrongly by Triton's interpreter: use float32 or float16 on a CPU"
+    if device.type != "cuda" and not triton_interpreted():
+        return f"tensors are on {device}: Triton needs a GPU (or TRITON_INTERPRET=1 for debugging on a CPU)"
+    if device.type != "cuda" and torch.bfloat16 in (dtype, *others):
+        return "bfloat16 is computed wrongly by Triton's interpreter: use float32 or float16 on a CPU"
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"dtype {dtype} has no kernel: use float32, float16 or bfloat16"
     return None

@@ -284,10 +284,11 @@ def test_a_device_is_neither_waited_for_nor_left(toy, monkeypatch):
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
     monkeypatch.setattr(torch, "_assert_async", lambda *_: None)
 
-    def attention(x, norm_weight, norm_bias, eps, weight, bias, heads, attn_dim, hidden_dim, offsets, *others, **_):
-        assert {t.device.type for t in (offsets, *others) if isinstance(t, torch.Tensor)} == {"meta"}
+    def attention(x, parameters, projection, call, *_):
+        assert {t.device.type for t in vars(call).values() if isinstance(t, torch.Tensor)} == {"meta"}
+        norm_weight, norm_bias, weight, bias = parameters
         uv = (x * norm_weight + norm_bias) @ weight + bias
-        return uv[:, : heads * hidden_dim], uv[:, -heads * hidden_dim :]
+        return uv[:, : projection.u_columns], uv[:, -projection.u_columns :]
 
     monkeypatch.setattr(stu, "hstu_preprocess_attention", attention)
     model = toy.model(attn_norm="batch_max", output_dropout_ratio=0.1, tasks=TASKS).to("meta")

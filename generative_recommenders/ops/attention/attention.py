@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
 
 import torch
 
-from generative_recommenders.ops.attention.call import AttentionCall
-from generative_recommenders.ops.attention.reference import hstu_mha_reference
-from generative_recommenders.ops.dispatch import Backend, always, choose_backend, why_not_triton
-
-MAX_HEAD_WIDTH = 256
+from generative_recommenders.ops.attention.backends import ATTENTION
+from generative_recommenders.ops.attention.call import AttentionCall, AttentionShape
+from generative_recommenders.ops.checks import check_sequences
+from generative_recommenders.ops.dispatch import Backend, Implementation
 
 
 def hstu_mha(
@@ -39,7 +37,7 @@ def hstu_mha(
         alpha: factor of the scores, usually d_qk ** -0.5.
         attn_norm: the divisor N, a float or a 0-d tensor on the device.
         num_targets: int64 [B], candidates at the end of each sequence (they see the history and themselves, never each
-            other), or None for none.
+            other), or None for none. A sequence holds its contextual prefix and its candidates side by side.
         causal: rows see smaller ids only; otherwise both ways.
         max_attn_len: sliding window in rows, 0 for none.
         contextual_seq_len: rows of the prefix that see everything before the candidates, 0 for none.
@@ -49,107 +47,55 @@ def hstu_mha(
         [T, H, d_v], dtype of v.
 
     Raises:
-        ValueError: shapes, dtypes or numbers that do not fit; a backend that cannot serve the call.
+        ValueError: shapes, dtypes or numbers that do not fit; a backend that cannot serve the call. Offsets and counts
+            on a GPU are asserted there instead, without waiting: a device-side assertion says what does not fit.
 
     Source: Zhai et al. 2024, "Actions speak louder than words: trillion-parameter sequential transducers".
     """
-    check_attention_inputs(q, k, v, seq_offsets, max_seq_len, num_targets, max_attn_len, contextual_seq_len)
-    _check_numbers(alpha, attn_norm)
-    if choose_backend("attention", backend, backend_checks(q, q.shape[2], v.shape[2], q.dtype)) is Backend.TRITON:
-        call = make_call(
-            q, seq_offsets, max_seq_len, alpha, attn_norm, num_targets, causal, max_attn_len, contextual_seq_len
-        )
-        return _TritonAttention.apply(q, k, v, call)
-    return hstu_mha_reference(
-        q, k, v, seq_offsets, alpha, attn_norm, num_targets, causal, max_attn_len, contextual_seq_len
+    call = AttentionCall(
+        seq_offsets, max_seq_len, alpha, attn_norm, num_targets, causal, max_attn_len, contextual_seq_len
     )
+    return attend(q, k, v, call, backend)
 
 
-class _TritonAttention(torch.autograd.Function):
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall, backend: Backend | str | None = None
+) -> torch.Tensor:
+    """``hstu_mha`` of a call that is made already."""
+    call = checked_call(q, k, v, call)
+    shape = AttentionShape(q.device, q.dtype, q.shape[2], v.shape[2], q.dtype)
+    implementation = ATTENTION.backends[ATTENTION.choose(shape, backend)]
+    if implementation.backward is None:
+        return implementation.forward(q, k, v, call)
+    return _Attention.apply(q, k, v, call, implementation)
+
+
+class _Attention(torch.autograd.Function):
     """Keeps q, k and v; the backward recomputes the scores."""
 
     @staticmethod
-    def forward(ctx, q, k, v, call: AttentionCall):
-        from generative_recommenders.ops.attention.kernels import forward_into
-
-        out = torch.empty(v.shape, device=v.device, dtype=v.dtype)
-        forward_into(q, k, v, out, call)
+    def forward(ctx, q, k, v, call: AttentionCall, implementation: Implementation):
         ctx.save_for_backward(q, k, v)
-        ctx.call = call
-        return out
+        ctx.call, ctx.implementation = call, implementation
+        return implementation.forward(q, k, v, call)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dout):
-        from generative_recommenders.ops.attention.kernels import backward_into
-
-        q, k, v = ctx.saved_tensors
-        dq, dk, dv = (torch.empty(t.shape, device=t.device, dtype=t.dtype) for t in (q, k, v))
-        backward_into(dout.to(v.dtype), q, k, v, dq, dk, dv, ctx.call)
-        return dq, dk, dv, None
+        return *ctx.implementation.backward(dout, *ctx.saved_tensors, ctx.call), None, None
 
 
-def backend_checks(
-    rows: torch.Tensor, d_qk: int, d_v: int, dtype: torch.dtype
-) -> Mapping[Backend, Callable[[], str | None]]:
-    """The op's backends, best first: on a CPU the interpreter is for debugging, so PyTorch leads there."""
-    checks = {Backend.TRITON: lambda: _why_not_triton(rows, d_qk, d_v, dtype), Backend.PYTORCH: always}
-    return checks if rows.device.type == "cuda" else dict(reversed(checks.items()))
-
-
-def _why_not_triton(rows: torch.Tensor, d_qk: int, d_v: int, dtype: torch.dtype) -> str | None:
-    reason = why_not_triton(rows, rows.new_empty(0, dtype=dtype))  # under autocast not the rows' own dtype
-    if reason is None and dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        reason = f"dtype {dtype} has no kernel: use float32, float16 or bfloat16"
-    if reason is None and max(d_qk, d_v) > MAX_HEAD_WIDTH:
-        reason = f"d_qk={d_qk}, d_v={d_v}: kernels go up to {MAX_HEAD_WIDTH} per head"
-    return reason
-
-
-def make_call(
-    rows: torch.Tensor,
-    seq_offsets: torch.Tensor,
-    max_seq_len: int,
-    alpha: float,
-    attn_norm: float | torch.Tensor,
-    num_targets: torch.Tensor | None,
-    causal: bool,
-    max_attn_len: int,
-    contextual_seq_len: int,
-) -> AttentionCall:
-    """The kernels' view of a call, its small tensors contiguous and on the device of ``rows``."""
-
-    def placed(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(rows.device).contiguous()
-
-    return AttentionCall(
-        placed(seq_offsets),
-        int(max_seq_len),
-        float(alpha),
-        placed(attn_norm) if isinstance(attn_norm, torch.Tensor) else float(attn_norm),
-        None if num_targets is None else placed(num_targets),
-        bool(causal),
-        int(max_attn_len),
-        int(contextual_seq_len),
+def checked_call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: AttentionCall) -> AttentionCall:
+    """The kernels' view of a call whose arguments fit; raises ``ValueError`` where one does not."""
+    check_attention_inputs(
+        q, k, v, call.seq_offsets, call.max_seq_len, call.num_targets, call.max_attn_len, call.contextual_seq_len
     )
-
-
-def make_row_call(
-    x, heads, d_qk, d_v, seq_offsets, max_seq_len, alpha, attn_norm, num_targets, causal, max_attn_len,
-    contextual_seq_len,
-) -> AttentionCall:  # fmt: skip
-    """Check and make the call of an attention whose q, k and v will be made from the rows of x [T, D]."""
-    q = x[:, :1, None].expand(-1, heads, d_qk)
-    v = x[:, :1, None].expand(-1, heads, d_v)
-    check_attention_inputs(q, q, v, seq_offsets, max_seq_len, num_targets, max_attn_len, contextual_seq_len)
-    _check_numbers(alpha, attn_norm)
-    return make_call(
-        x, seq_offsets, max_seq_len, alpha, attn_norm, num_targets, causal, max_attn_len, contextual_seq_len
-    )
+    _check_numbers(call.alpha, call.attn_norm)
+    return call.on(q.device)
 
 
 def check_attention_inputs(q, k, v, seq_offsets, max_seq_len, num_targets, max_attn_len, contextual_seq_len) -> None:
-    """Raise ``ValueError`` naming the first argument that does not fit; reads values only of CPU tensors."""
+    """Raise ``ValueError`` naming the first argument that does not fit; on a GPU values are asserted, not read."""
     if q.dim() != 3 or q.shape != k.shape:
         raise ValueError(f"q and k must both be [T, H, d_qk]: got {tuple(q.shape)} and {tuple(k.shape)}")
     if not q.is_floating_point():
@@ -158,14 +104,6 @@ def check_attention_inputs(q, k, v, seq_offsets, max_seq_len, num_targets, max_a
         raise ValueError(f"v must be [T, H, d_v] with T, H = {tuple(q.shape[:2])}: got {tuple(v.shape)}")
     if not (q.dtype == k.dtype == v.dtype):
         raise ValueError(f"q, k and v must share one dtype: got {q.dtype}, {k.dtype}, {v.dtype}; cast them")
-    if seq_offsets.dim() != 1 or seq_offsets.numel() < 1 or seq_offsets.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"seq_offsets must be int64 [B + 1]: got {seq_offsets.dtype} {tuple(seq_offsets.shape)}")
-    batch = seq_offsets.numel() - 1
-    if num_targets is not None:
-        if tuple(num_targets.shape) != (batch,):
-            raise ValueError(f"num_targets must have one entry per sequence ({batch}): got {tuple(num_targets.shape)}")
-        if num_targets.dtype not in (torch.int64, torch.int32):
-            raise ValueError(f"num_targets must be int64 [B]: got {num_targets.dtype}")
     for name, value in (
         ("max_seq_len", max_seq_len),
         ("max_attn_len", max_attn_len),
@@ -177,8 +115,7 @@ def check_attention_inputs(q, k, v, seq_offsets, max_seq_len, num_targets, max_a
             raise ValueError(f"{name}={value!r} must be a whole number") from None
         if value < 0:
             raise ValueError(f"{name}={value} must not be negative")
-    if seq_offsets.device.type == "cpu":
-        _check_offsets(seq_offsets, q.shape[0], max_seq_len)
+    check_sequences(seq_offsets, q.shape[0], max_seq_len, num_targets, contextual_seq_len)
 
 
 def _check_numbers(alpha: float, attn_norm: float | torch.Tensor) -> None:
@@ -190,14 +127,3 @@ def _check_numbers(alpha: float, attn_norm: float | torch.Tensor) -> None:
             raise ValueError(f"attn_norm must be one number: got a tensor {tuple(attn_norm.shape)}")
     elif not math.isfinite(attn_norm) or attn_norm == 0:
         raise ValueError(f"attn_norm={attn_norm} must be a finite number other than 0: it divides")
-
-
-def _check_offsets(seq_offsets: torch.Tensor, rows: int, max_seq_len: int) -> None:
-    lengths = seq_offsets.diff()
-    if int(seq_offsets[0]) != 0 or int(seq_offsets[-1]) != rows or bool((lengths < 0).any()):
-        raise ValueError(
-            f"seq_offsets must rise from 0 to the number of rows ({rows}): got {seq_offsets.tolist()[:8]}..."
-        )
-    longest = int(lengths.max()) if lengths.numel() else 0
-    if longest > max_seq_len:
-        raise ValueError(f"max_seq_len={max_seq_len} is shorter than the longest sequence ({longest}); raise it")

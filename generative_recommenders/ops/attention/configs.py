@@ -10,6 +10,7 @@ lines follow the rule and are not measured.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -104,17 +105,13 @@ def launch_config(kernel: str, device: torch.device, d_qk: int, d_v: int, dtype:
 _forced: dict[str, LaunchConfig] = {}
 
 
-class forced:
-    """Context manager that launches ``kernel`` with one configuration (tuning and tests)."""
-
-    def __init__(self, kernel: str, config: LaunchConfig):
-        self.kernel, self.config = kernel, config
-
-    def __enter__(self):
-        self.before = _forced.get(self.kernel)
-        _forced[self.kernel] = self.config
-
-    def __exit__(self, *_):
-        del _forced[self.kernel]
-        if self.before is not None:
-            _forced[self.kernel] = self.before
+@contextlib.contextmanager
+def forced(kernel: str, config: LaunchConfig):
+    """Launch ``kernel`` with one configuration inside a ``with`` block (tuning and tests)."""
+    before = _forced.copy()
+    _forced[kernel] = config
+    try:
+        yield
+    finally:
+        _forced.clear()
+        _forced.update(before)

@@ -9,8 +9,8 @@ import torch
 import triton
 
 from generative_recommenders.ops.attention.call import AttentionCall
+from generative_recommenders.ops.common.launch import multiprocessors
 from generative_recommenders.ops.dispatch import triton_interpreted
-from generative_recommenders.ops.launching import multiprocessors
 
 HEAD_WIDTHS = (64, 128)
 FORWARD_ROWS = 192
@@ -25,11 +25,18 @@ Q_DEPTH = dict(STAGES=4)
 SCRATCH_TILES = 2**31 // (64 * 64 * 2)
 
 
+def _gluon_kernels():
+    """The modules of the forward and the backward kernels."""
+    from generative_recommenders.ops.attention import triton_hopper_bwd, triton_hopper_fwd
+
+    return triton_hopper_fwd, triton_hopper_bwd
+
+
 @functools.lru_cache(maxsize=1)
 def gluon_import_error() -> str | None:
     """Why the Gluon kernels cannot be imported, or ``None``. Gluon is experimental: its interface moves."""
     try:
-        from generative_recommenders.ops.attention import triton_hopper_bwd, triton_hopper_fwd  # noqa: F401
+        _gluon_kernels()
     except Exception as exc:
         return f"the Gluon kernels cannot be imported under triton {triton.__version__} ({type(exc).__name__}: {exc})"
     return None
@@ -105,14 +112,13 @@ def _constants(call: AttentionCall, q: torch.Tensor) -> dict:
 
 def launch_forward(q, k, v, out, call: AttentionCall) -> None:
     """Write the attention of q, k, v into ``out`` [T, H, d]; see ``why_not_hopper`` for what is served."""
-    from generative_recommenders.ops.attention.triton_hopper_fwd import hopper_forward
-
     if q.shape[0] == 0 or call.max_seq_len == 0:
         return
     norm, alpha, blocks = _scalars(call, FORWARD_ROWS)
     tiles = blocks * q.shape[1] * call.batch
     counter = torch.zeros(1, dtype=torch.int32, device=q.device)  # programs draw their tiles from it
-    hopper_forward[(min(multiprocessors(q.device), tiles),)](
+    forward, _ = _gluon_kernels()
+    forward.attention_hopper_forward_kernel[(min(multiprocessors(q.device), tiles),)](
         _descriptor(q), _descriptor(k), _descriptor(v), out, *_masks(call), counter, norm, alpha, blocks, tiles,
         out_stride=out.stride(0), out_head=out.stride(1), WARPGROUPS=FORWARD_ROWS // 64, **FORWARD_DEPTH,
         **_constants(call, q),
@@ -160,12 +166,11 @@ class SlopePlan:
 
 def launch_backward(dout, q, k, v, dq, dk, dv, call: AttentionCall) -> None:
     """Write the gradients into ``dq``, ``dk`` and ``dv`` (any row stride); every row is written once."""
-    from generative_recommenders.ops.attention.triton_hopper_bwd import hopper_backward_kv, hopper_backward_q
-
     if q.shape[0] == 0 or call.max_seq_len == 0:
         return
     if not _fits_descriptor(dout):
         dout = dout.contiguous()
+    _, backward = _gluon_kernels()
     plan = SlopePlan.of(call, *q.shape[:2])
     rows = [_descriptor(tensor) for tensor in (q, k, v, dout)]
     slopes = _flat_descriptor(q.new_empty(plan.tiles * 64, 64), 64)
@@ -173,12 +178,12 @@ def launch_backward(dout, q, k, v, dq, dk, dv, call: AttentionCall) -> None:
     grid, constants = (multiprocessors(q.device),), _constants(call, q)
     for chunk in range(plan.chunks):
         where = *_masks(call), plan.first_tile, plan.first_sequence[chunk:]
-        hopper_backward_kv[grid](
+        backward.attention_hopper_backward_kv_kernel[grid](
             *rows, slopes, dk, dv, *where, counters[chunk, 0:], *_scalars(call, KV_ROWS),
             dk_stride=dk.stride(0), dk_head=dk.stride(1), dv_stride=dv.stride(0), dv_head=dv.stride(1),
             **KV_DEPTH, **constants,
         )  # fmt: skip
-        hopper_backward_q[grid](
+        backward.attention_hopper_backward_q_kernel[grid](
             slopes, rows[1], dq, *where, counters[chunk, 1:], *_scalars(call, Q_ROWS),
             dq_stride=dq.stride(0), dq_head=dq.stride(1), WARPGROUPS=Q_ROWS // 64, **Q_DEPTH, **constants,
         )  # fmt: skip

@@ -1,8 +1,8 @@
 """Attention backward in plain Triton, for every GPU: two kernels, no atomics, so two runs give equal bits.
 
-``attention_backward_kv`` owns a block of keys and walks the queries that see it (four products per pair of blocks),
-``attention_backward_q`` owns a block of queries and walks the keys (three products): seven products instead of five,
-yet faster than one kernel that reduces dQ through memory. 1/N and alpha enter once, at the end.
+``attention_backward_kv_kernel`` owns a block of keys and walks the queries that see it (four products per pair of
+blocks), ``attention_backward_q_kernel`` owns a block of queries and walks the keys (three products): seven products
+instead of five, yet faster than one kernel that reduces dQ through memory. 1/N and alpha enter once, at the end.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _add_queries(
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
-def attention_backward_kv(
+def attention_backward_kv_kernel(
     Q, K, V, DOut, DK, DV_, Offsets, Targets, norm, alpha, num_blocks, heads, window, contextual,
     q_stride, q_head, k_stride, k_head, v_stride, v_head, do_stride, do_head, dk_stride, dk_head, dv_stride, dv_head,
     DQK: tl.constexpr, DV: tl.constexpr, BQK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -121,7 +121,7 @@ def _add_keys(
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
-def attention_backward_q(
+def attention_backward_q_kernel(
     Q, K, V, DOut, DQ, Offsets, Targets, norm, alpha, num_blocks, heads, window, contextual,
     q_stride, q_head, k_stride, k_head, v_stride, v_head, do_stride, do_head, dq_stride, dq_head,
     DQK: tl.constexpr, DV: tl.constexpr, BQK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,

@@ -41,7 +41,7 @@ def _add_block(
 
 
 @triton.jit(do_not_specialize=NOT_SPECIALIZED)
-def attention_forward(
+def attention_forward_kernel(
     Q, K, V, Out, Offsets, Targets, norm, alpha, num_blocks, heads, window, contextual,
     q_stride, q_head, k_stride, k_head, v_stride, v_head, out_stride, out_head,
     DQK: tl.constexpr, DV: tl.constexpr, BQK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,

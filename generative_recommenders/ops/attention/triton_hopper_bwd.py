@@ -207,7 +207,7 @@ def _consume_queries(
 
 
 @gluon.jit(do_not_specialize=("num_blocks",), do_not_specialize_on_alignment=("Chunk", "Counter"))
-def hopper_backward_kv(
+def attention_hopper_backward_kv_kernel(
     q_desc, k_desc, v_desc, do_desc, ds_desc, DK, DV, Offsets, Targets, Starts, Chunk, Counter, norm, alpha, num_blocks,
     heads: gl.constexpr,
     dk_stride: gl.constexpr, dk_head: gl.constexpr, dv_stride: gl.constexpr, dv_head: gl.constexpr,
@@ -340,7 +340,7 @@ def _consume_slopes(
 
 
 @gluon.jit(do_not_specialize=("num_blocks",), do_not_specialize_on_alignment=("Chunk", "Counter"))
-def hopper_backward_q(
+def attention_hopper_backward_q_kernel(
     ds_desc, k_desc, DQ, Offsets, Targets, Starts, Chunk, Counter, norm, alpha, num_blocks, heads: gl.constexpr,
     dq_stride: gl.constexpr, dq_head: gl.constexpr, D: gl.constexpr, WARPGROUPS: gl.constexpr, STAGES: gl.constexpr,
     NORM_IS_TENSOR: gl.constexpr, HAS_TARGETS: gl.constexpr,

@@ -178,7 +178,7 @@ def _consume(
 
 
 @gluon.jit(do_not_specialize=("num_blocks", "tiles"))
-def hopper_forward(
+def attention_hopper_forward_kernel(
     q_desc, k_desc, v_desc, Out, Offsets, Targets, Counter, norm, alpha, num_blocks, tiles,
     heads: gl.constexpr, out_stride: gl.constexpr, out_head: gl.constexpr,
     D: gl.constexpr, WARPGROUPS: gl.constexpr, BUFFERS: gl.constexpr, STAGES: gl.constexpr,

@@ -7,8 +7,8 @@ import triton
 
 from generative_recommenders.ops.attention.call import AttentionCall
 from generative_recommenders.ops.attention.configs import LaunchConfig, launch_config
-from generative_recommenders.ops.attention.triton_bwd import attention_backward_kv, attention_backward_q
-from generative_recommenders.ops.attention.triton_fwd import attention_forward
+from generative_recommenders.ops.attention.triton_bwd import attention_backward_kv_kernel, attention_backward_q_kernel
+from generative_recommenders.ops.attention.triton_fwd import attention_forward_kernel
 from generative_recommenders.ops.dispatch import triton_interpreted
 
 
@@ -60,7 +60,7 @@ def launch_forward(q, k, v, out, call: AttentionCall) -> None:
     heads = q.shape[1]
     config = launch_config("forward", q.device, q.shape[2], v.shape[2], q.dtype)
     blocks = triton.cdiv(call.max_seq_len, config.block_m)
-    attention_forward[(blocks * heads * call.batch,)](
+    attention_forward_kernel[(blocks * heads * call.batch,)](
         q, k, v, out, *_scalars(call, blocks, heads), *_strides(q, k, v, out), **_constants(call, q, v, config)
     )  # fmt: skip
 
@@ -72,13 +72,13 @@ def launch_backward(dout, q, k, v, dq, dk, dv, call: AttentionCall) -> None:
     heads = q.shape[1]
     config = launch_config("backward_kv", q.device, q.shape[2], v.shape[2], q.dtype)
     blocks = triton.cdiv(call.max_seq_len, config.block_n)
-    attention_backward_kv[(blocks * heads * call.batch,)](
+    attention_backward_kv_kernel[(blocks * heads * call.batch,)](
         q, k, v, dout, dk, dv, *_scalars(call, blocks, heads), *_strides(q, k, v, dout, dk, dv),
         **_constants(call, q, v, config),
     )  # fmt: skip
     config = launch_config("backward_q", q.device, q.shape[2], v.shape[2], q.dtype)
     blocks = triton.cdiv(call.max_seq_len, config.block_m)
-    attention_backward_q[(blocks * heads * call.batch,)](
+    attention_backward_q_kernel[(blocks * heads * call.batch,)](
         q, k, v, dout, dq, *_scalars(call, blocks, heads), *_strides(q, k, v, dout, dq),
         **_constants(call, q, v, config),
     )  # fmt: skip

@@ -10,55 +10,13 @@ residual, U and Q gradients are added in place to those C rows right behind the 
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 
+from generative_recommenders.ops.candidate_attention.backends import kernels
+from generative_recommenders.ops.candidate_attention.call import Sizes
 from generative_recommenders.ops.candidate_attention.rows import CandidateRows
 
-MAX_WIDTH = 1024
-OPERAND_BYTES = 32 * 1024  # of D x columns; shared memory holds two forms of it beside the tiles of rows
 _PAD = 8  # columns behind D: the bias terms' one, and the rest to keep rows aligned
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """H, d_qk, d_v, the score factor, the LayerNorm's eps and the attention divisor (float, or fp32 tensor)."""
-
-    num_heads: int
-    attn_dim: int
-    hidden_dim: int
-    alpha: float
-    eps: float
-    attn_norm: float | torch.Tensor
-
-    def columns(self) -> tuple[slice, slice, slice, slice]:
-        """Columns of U, V, Q, K in the fused projection."""
-        value, query = self.num_heads * self.hidden_dim, self.num_heads * self.attn_dim
-        return (
-            slice(0, value),
-            slice(value, 2 * value),
-            slice(2 * value, 2 * value + query),
-            slice(2 * value + query, 2 * (value + query)),
-        )
-
-
-def why_not_absorbed(x: torch.Tensor, num_heads: int) -> str | None:
-    """Why the Triton kernels cannot serve rows like x with this many heads, or ``None``."""
-    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return f"dtype {x.dtype} is not one of float32, float16, bfloat16"
-    if x.shape[1] > MAX_WIDTH:
-        return f"embedding width {x.shape[1]} is above {MAX_WIDTH}"
-    least, most = operand_columns(x.shape[1], x.dtype, num_heads)
-    if least > most:
-        return f"{num_heads} heads at embedding width {x.shape[1]} in {x.dtype} need more shared memory than there is"
-    return None
-
-
-def operand_columns(width: int, dtype: torch.dtype, num_heads: int) -> tuple[int, int]:
-    """Fewest columns that hold one candidate (both directions), and most that fit shared memory; powers of two."""
-    power = lambda n: 1 << (n - 1).bit_length()  # noqa: E731
-    return max(16, power(2 * num_heads)), OPERAND_BYTES // (max(16, power(width)) * dtype.itemsize)
 
 
 def absorbed_attention(
@@ -80,7 +38,7 @@ class _Absorbed(torch.autograd.Function):
         u = torch.addmm(folded[width, cols_u], own_hat, folded[:width, cols_u])
         q = torch.addmm(folded[width, cols_q], own_hat, folded[:width, cols_q])
         qw = _per_head_product(q, folded[:, cols_k], heads)
-        sums, stats = _passes().forward_pass(x, seq_offsets, candidates, qw, sizes)
+        sums, stats = kernels().absorbed_forward(x, seq_offsets, candidates, qw, sizes)
         sums = sums.to(x.dtype)
         attn = _project_per_head(sums, folded[:, cols_v], heads)
         ctx.save_for_backward(
@@ -98,7 +56,7 @@ class _Absorbed(torch.autograd.Function):
         d_folded = torch.empty_like(folded)
         gs = _per_head_product(d_attn, folded[:, cols_v], heads)
         _outer_per_head(sums, d_attn, d_folded[:, cols_v], heads)
-        dx, ds_sums = _passes().backward_pass(x, seq_offsets, candidates, qw, gs, stats, sizes)
+        dx, ds_sums = kernels().absorbed_backward(x, seq_offsets, candidates, qw, gs, stats, sizes)
         ds_sums = ds_sums.to(x.dtype)
         dq = _project_per_head(ds_sums, folded[:, cols_k], heads)
         _outer_per_head(ds_sums, q, d_folded[:, cols_k], heads)
@@ -106,16 +64,9 @@ class _Absorbed(torch.autograd.Function):
         for grad, cols in ((du, cols_u), (dq, cols_q)):
             torch.mm(own_hat.t(), grad, out=d_folded[:width, cols])
             torch.sum(grad, 0, out=d_folded[width, cols])
-        _passes().add_candidate_rows(dx, rows, x, stats, d_own_hat, d_own)
+        kernels().add_candidate_rows(dx, rows, x, stats, d_own_hat, d_own)
         d_norm_weight, d_norm_bias, d_weight, d_bias = _unfold(d_folded, norm_weight, norm_bias, weight)
         return dx, d_norm_weight, d_norm_bias, d_weight, d_bias.to(ctx.bias_dtype), None, None, None
-
-
-def _passes():
-    """The kernel launches; imported on first use, so that importing the package does not import Triton."""
-    from generative_recommenders.ops.candidate_attention import triton_launch
-
-    return triton_launch
 
 
 def _fold(norm_weight, norm_bias, weight, bias, dtype) -> torch.Tensor:

@@ -9,20 +9,13 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from generative_recommenders.ops.candidate_attention.rows import CandidateRows, TargetSummary
-
-
-def why_not_materialised(x: torch.Tensor, summary: TargetSummary) -> str | None:
-    """Why the Triton kernels cannot serve this batch, or ``None``."""
-    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return f"dtype {x.dtype} is not one of float32, float16, bfloat16"
-    if not summary.one_each:
-        return "the materialised kernels take exactly one target per sequence"
-    return None
+from generative_recommenders.ops.candidate_attention.backends import kernels
+from generative_recommenders.ops.candidate_attention.call import Sizes
+from generative_recommenders.ops.candidate_attention.rows import CandidateRows
 
 
 def materialised_attention(
-    x, seq_offsets, candidates: CandidateRows, norm_weight, norm_bias, uvqk_weight, uvqk_bias, sizes
+    x, seq_offsets, candidates: CandidateRows, norm_weight, norm_bias, uvqk_weight, uvqk_bias, sizes: Sizes
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``candidate_attention`` for one candidate per sequence; see there."""
     dtype, width = x.dtype, x.shape[1]
@@ -43,14 +36,10 @@ def materialised_attention(
 class _OneQueryAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, seq_offsets, sizes):
-        from generative_recommenders.ops.candidate_attention import triton_materialised
-
         ctx.save_for_backward(q, k, v, seq_offsets)
         ctx.sizes = sizes
-        return triton_materialised.forward(q, k, v, seq_offsets, sizes)
+        return kernels().materialised_forward(q, k, v, seq_offsets, sizes)
 
     @staticmethod
     def backward(ctx, d_out):
-        from generative_recommenders.ops.candidate_attention import triton_materialised
-
-        return *triton_materialised.backward(*ctx.saved_tensors, d_out.contiguous(), ctx.sizes), None, None
+        return *kernels().materialised_backward(*ctx.saved_tensors, d_out.contiguous(), ctx.sizes), None, None

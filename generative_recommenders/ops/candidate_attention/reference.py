@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
+from generative_recommenders.ops.candidate_attention.call import Sizes
 from generative_recommenders.ops.candidate_attention.rows import CandidateRows
 
 
@@ -26,22 +27,17 @@ def candidate_attention(
     candidates: CandidateRows,
     norm_weight: torch.Tensor,
     norm_bias: torch.Tensor,
-    norm_eps: float,
     uvqk_weight: torch.Tensor,
     uvqk_bias: torch.Tensor,
-    num_heads: int,
-    attn_dim: int,
-    hidden_dim: int,
-    alpha: float,
-    attn_norm: float | torch.Tensor,
+    sizes: Sizes,
     computation: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Arguments and result as ``ops.candidate_attention.candidate_attention``."""
-    width = x.shape[1]
-    sizes = [num_heads * d for d in (hidden_dim, hidden_dim, attn_dim, attn_dim)]
-    w_u, w_v, w_q, w_k = uvqk_weight.split(sizes, dim=1)
-    b_u, b_v, b_q, b_k = uvqk_bias.split(sizes)
-    normed = F.layer_norm(x, (width,), norm_weight, norm_bias, norm_eps)
+    width, num_heads, attn_dim, hidden_dim = x.shape[1], sizes.num_heads, sizes.attn_dim, sizes.hidden_dim
+    norm_weight, norm_bias, weight, bias = (p.to(x.dtype) for p in (norm_weight, norm_bias, uvqk_weight, uvqk_bias))
+    widths = [columns.stop - columns.start for columns in sizes.columns()]
+    (w_u, w_v, w_q, w_k), (b_u, b_v, b_q, b_k) = weight.split(widths, dim=1), bias.split(widths)
+    normed = F.layer_norm(x, (width,), norm_weight, norm_bias, sizes.eps)
     of_candidates = normed[candidates.rows]
     u = torch.addmm(b_u, of_candidates, w_u)
     if candidates.rows.numel() == 0:
@@ -52,7 +48,7 @@ def candidate_attention(
     n = normed[row] * exists[..., None]  # [B, L, D]
     q = q[slot] * filled[..., None, None]  # [B, M, H, d_qk]
     seen = _visible(row, exists, candidates.rows[slot], filled, seq_offsets, candidates.offsets)
-    scale = alpha, attn_norm
+    scale = sizes.alpha, sizes.attn_norm
     if computation == "absorbed":
         w_k = w_k.view(width, num_heads, attn_dim)
         absorbed_q = torch.einsum("bmhd,Dhd->bmhD", q, w_k)

@@ -26,6 +26,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from generative_recommenders.ops.common.triton_norm import norm_backward
+
 
 @triton.jit
 def _sequence_part(OFFSETS, TARGET_OFFSETS, b, split, splits, BN: tl.constexpr):
@@ -77,35 +79,18 @@ def _store_constant(out, k, value, valid, D: tl.constexpr, DQ: tl.constexpr):
 
 @triton.jit(do_not_specialize=["splits", "columns", "chunks"])
 def absorbed_forward_kernel(
-    X,  # [T, D]
-    DESC,  # descriptor of X with blocks [BN, DC], or X
-    OFFSETS,  # int64 [B + 1]
-    TARGET_OFFSETS,  # int64 [B + 1]
-    QW,  # fp32 [C * H, DQ]: qw in columns 0 ... D - 1, qc in column D
-    SUMS,  # fp32 [splits, C * H, DQ]: sum a x_hat, sum a in column D, both over the normaliser
-    STATS,  # fp32 [T, 2]: mean and 1 / standard deviation of every row
-    NORM,  # fp32 [1], the normaliser, read if NORM_TENSOR
-    stride_x,
-    splits,
-    columns,  # C * H
-    chunks,
-    alpha,
-    eps,
-    norm,
-    D: tl.constexpr,
-    DQ: tl.constexpr,
-    H: tl.constexpr,
-    TC: tl.constexpr,  # candidates per program, TC * H < KC
-    NB: tl.constexpr,
-    DC: tl.constexpr,
-    KC: tl.constexpr,
-    BN: tl.constexpr,
-    STAGES: tl.constexpr,
-    TMA: tl.constexpr,
-    NORM_TENSOR: tl.constexpr,
+    X, DESC, OFFSETS, TARGET_OFFSETS, QW, SUMS, STATS, NORM, stride_x, splits, columns, chunks, alpha, eps, norm,
+    D: tl.constexpr, DQ: tl.constexpr, H: tl.constexpr, TC: tl.constexpr, NB: tl.constexpr, DC: tl.constexpr,
+    KC: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr, NORM_TENSOR: tl.constexpr,
     PRECISION: tl.constexpr,
-):
-    """Per (sequence, split, chunk of candidates). Bytes: T D (read) + 8 T (statistics); FLOPs 4 T D KC."""
+):  # fmt: skip
+    """Per (sequence, split, chunk of candidates). Bytes: T D (read) + 8 T (statistics); FLOPs 4 T D KC.
+
+    X [T, D]; DESC its descriptor with blocks [BN, DC], or X; OFFSETS, TARGET_OFFSETS int64 [B + 1]; QW fp32 [C * H,
+    DQ], qw in columns 0 ... D - 1, qc in column D; SUMS fp32 [splits, C * H, DQ], sum a x_hat, and sum a in column D,
+    both over the normaliser; STATS fp32 [T, 2], mean and 1 / standard deviation of every row; NORM fp32 [1], the
+    normaliser, read if NORM_TENSOR. ``columns`` is C * H; TC candidates per program, TC * H < KC.
+    """
     pid = tl.program_id(0)
     chunk = pid % chunks
     split = (pid // chunks) % splits
@@ -190,19 +175,9 @@ def _load_pair(QW, GS, k2, valid, at, D: tl.constexpr, DQ: tl.constexpr, dtype: 
 
 @triton.jit
 def _coefficients(
-    raw,
-    g_sum,
-    qc,
-    ga,
-    mean,
-    rstd,
-    seen,
-    alpha,
-    D: tl.constexpr,
-    BN: tl.constexpr,
-    KH: tl.constexpr,
+    raw, g_sum, qc, ga, mean, rstd, seen, alpha, D: tl.constexpr, BN: tl.constexpr, KH: tl.constexpr,
     dtype: tl.constexpr,
-):
+):  # fmt: skip
     """From x . [qw, gs] to dx_hat's coefficients [BN, 2 KH] (ds for qw, a for gs), its row means, and ds [BN, KH]."""
     projection = (raw - mean[:, None] * g_sum[None, :]) * rstd[:, None]
     on_qw, on_gs = tl.split(tl.reshape(projection, (BN, KH, 2)))
@@ -237,38 +212,16 @@ def _store_dx(DX, dx, start, t, high, stride_dx, row, at, D: tl.constexpr):
 
 @triton.jit(do_not_specialize=["splits", "columns", "chunks"])
 def absorbed_backward_kernel(
-    X,  # [T, D]
-    DESC,  # descriptor of X with blocks [BN, DC], or X
-    OFFSETS,  # int64 [B + 1]
-    TARGET_OFFSETS,  # int64 [B + 1]
-    QW,  # fp32 [C * H, DQ]: qw, qc in column D
-    GS,  # fp32 [C * H, DQ]: gradient of the forward's sums, ga in column D
-    STATS,  # fp32 [T, 2]
-    NORM,  # fp32 [1], read if NORM_TENSOR
-    DX,  # [T, D]
-    SUMS,  # fp32 [splits, C * H, DQ]: sum ds x_hat, sum ds in column D, both over the normaliser
-    stride_x,
-    stride_dx,
-    splits,
-    columns,  # C * H
-    chunks,
-    alpha,
-    norm,
-    D: tl.constexpr,
-    DQ: tl.constexpr,
-    H: tl.constexpr,
-    TC: tl.constexpr,  # candidates per program, TC * H <= KH
-    NB: tl.constexpr,
-    DC: tl.constexpr,
-    KH: tl.constexpr,
-    BN: tl.constexpr,
-    STAGES: tl.constexpr,
-    TMA: tl.constexpr,
-    WRITE_DX: tl.constexpr,
-    NORM_TENSOR: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Per (sequence, split, chunk). Bytes: T D read, with WRITE_DX (one chunk) T D written; FLOPs 12 T D KH."""
+    X, DESC, OFFSETS, TARGET_OFFSETS, QW, GS, STATS, NORM, DX, SUMS, stride_x, stride_dx, splits, columns, chunks,
+    alpha, norm, D: tl.constexpr, DQ: tl.constexpr, H: tl.constexpr, TC: tl.constexpr, NB: tl.constexpr,
+    DC: tl.constexpr, KH: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
+    WRITE_DX: tl.constexpr, NORM_TENSOR: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Per (sequence, split, chunk). Bytes: T D read, with WRITE_DX (one chunk) T D written; FLOPs 12 T D KH.
+
+    Arguments as forward, and: GS fp32 [C * H, DQ], gradient of the forward's sums, ga in column D; DX [T, D]; SUMS fp32
+    [splits, C * H, DQ], sum ds x_hat, and sum ds in column D, both over the normaliser. TC * H <= KH.
+    """
     pid = tl.program_id(0)
     chunk = pid % chunks
     split = (pid // chunks) % splits
@@ -339,30 +292,10 @@ def absorbed_backward_kernel(
 
 @triton.jit(do_not_specialize=["splits"])
 def absorbed_dx_kernel(
-    X,
-    OFFSETS,
-    TARGET_OFFSETS,
-    QW,
-    GS,
-    STATS,
-    NORM,
-    DX,
-    stride_x,
-    stride_dx,
-    splits,
-    alpha,
-    norm,
-    D: tl.constexpr,
-    DQ: tl.constexpr,
-    H: tl.constexpr,
-    TC: tl.constexpr,
-    NB: tl.constexpr,
-    DC: tl.constexpr,
-    KH: tl.constexpr,
-    BN: tl.constexpr,
-    NORM_TENSOR: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    X, OFFSETS, TARGET_OFFSETS, QW, GS, STATS, NORM, DX, stride_x, stride_dx, splits, alpha, norm, D: tl.constexpr,
+    DQ: tl.constexpr, H: tl.constexpr, TC: tl.constexpr, NB: tl.constexpr, DC: tl.constexpr, KH: tl.constexpr,
+    BN: tl.constexpr, NORM_TENSOR: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """dx where a sequence has more candidates than one operand holds: per tile of rows, a loop over the chunks.
 
     The arguments are those of ``absorbed_backward_kernel``, which supplies the sums in a launch without dx. Bytes: T D
@@ -422,19 +355,14 @@ def absorbed_dx_kernel(
 
 @triton.jit
 def candidate_rows_backward_kernel(
-    DX,  # [T, D], updated in place at the candidate rows
-    ROWS,  # int64 [C]
-    X,  # [T, D]
-    STATS,  # fp32 [T, 2]
-    DX_HAT,  # [C, D]: gradient of the candidates' normalised rows (from U and Q)
-    RESIDUAL,  # [C, D]: gradient of the candidates' own rows (the residual), read if HAS_RESIDUAL
-    stride_dx,
-    stride_x,
-    D: tl.constexpr,
-    DP: tl.constexpr,
+    DX, ROWS, X, STATS, DX_HAT, RESIDUAL, stride_dx, stride_x, D: tl.constexpr, DP: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-):
-    """Add the candidate rows' residual, U and Q gradients to dx: C rows are read and written, nothing of size T."""
+):  # fmt: skip
+    """Add the candidate rows' residual, U and Q gradients to dx: C rows are read and written, nothing of size T.
+
+    DX [T, D], updated in place at ROWS int64 [C]; X [T, D]; STATS fp32 [T, 2]; DX_HAT [C, D], gradient of the
+    candidates' normalised rows (from U and Q); RESIDUAL [C, D], that of their own rows, read if HAS_RESIDUAL.
+    """
     c = tl.program_id(0).to(tl.int64)
     row = tl.load(ROWS + c)
     d = tl.arange(0, DP)
@@ -442,9 +370,7 @@ def candidate_rows_backward_kernel(
     mean, rstd = tl.load(STATS + row * 2), tl.load(STATS + row * 2 + 1)
     x_hat = (tl.load(X + row * stride_x + d, mask=mask, other=0.0).to(tl.float32) - mean) * rstd
     g = tl.load(DX_HAT + c * D + d, mask=mask, other=0.0).to(tl.float32)
-    c1 = tl.sum(g, 0) / D
-    c2 = tl.sum(tl.where(mask, g * x_hat, 0.0), 0) / D
-    dx = (g - c1 - x_hat * c2) * rstd + tl.load(DX + row * stride_dx + d, mask=mask, other=0.0).to(tl.float32)
+    dx = norm_backward(g, x_hat, rstd, D) + tl.load(DX + row * stride_dx + d, mask=mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         dx += tl.load(RESIDUAL + c * D + d, mask=mask, other=0.0).to(tl.float32)
     tl.store(DX + row * stride_dx + d, dx.to(DX.dtype.element_ty), mask=mask)

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
-ROWS = 32
-
 
 @triton.jit(do_not_specialize=["splits"])
-def one_query_forward_kernel(
-    Q,  # [B, H * DK]
-    K,  # [T, H * DK]
-    V,  # [T, H * DV]
-    OFFSETS,  # int64 [B + 1]
-    OUT,  # fp32 [splits, B, H * DV]
-    NORM,  # fp32 [1], the normaliser, read if NORM_TENSOR
-    splits,
-    sequences,
-    alpha,
-    norm,
-    H: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    PK: tl.constexpr,
-    PV: tl.constexpr,
-    BN: tl.constexpr,
-    NORM_TENSOR: tl.constexpr,
-):
-    """Per (sequence, split, head). Bytes: the head's K and V once."""
+def materialised_forward_kernel(
+    Q, K, V, OFFSETS, OUT, NORM, splits, sequences, alpha, norm, H: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    PK: tl.constexpr, PV: tl.constexpr, BN: tl.constexpr, NORM_TENSOR: tl.constexpr,
+):  # fmt: skip
+    """Per (sequence, split, head). Bytes: the head's K and V once.
+
+    Q [B, H * DK]; K [T, H * DK]; V [T, H * DV]; OFFSETS int64 [B + 1]; OUT fp32 [splits, B, H * DV]; NORM fp32 [1], the
+    normaliser, read if NORM_TENSOR.
+    """
     pid = tl.program_id(0)
     h, split, b = pid % H, (pid // H) % splits, (pid // H // splits).to(tl.int64)
     start = tl.load(OFFSETS + b)
@@ -54,29 +40,15 @@ def one_query_forward_kernel(
 
 
 @triton.jit(do_not_specialize=["splits"])
-def one_query_backward_kernel(
-    Q,
-    K,
-    V,
-    OFFSETS,
-    D_OUT,  # [B, H * DV]
-    DK_OUT,  # [T, H * DK]
-    DV_OUT,  # [T, H * DV]
-    DQ,  # fp32 [splits, B, H * DK]
-    NORM,
-    splits,
-    sequences,
-    alpha,
-    norm,
-    H: tl.constexpr,
-    DK: tl.constexpr,
-    DV: tl.constexpr,
-    PK: tl.constexpr,
-    PV: tl.constexpr,
-    BN: tl.constexpr,
+def materialised_backward_kernel(
+    Q, K, V, OFFSETS, D_OUT, DK_OUT, DV_OUT, DQ, NORM, splits, sequences, alpha, norm, H: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr, PK: tl.constexpr, PV: tl.constexpr, BN: tl.constexpr,
     NORM_TENSOR: tl.constexpr,
-):
-    """Per (sequence, split, head). Bytes: the head's K and V read, their gradients written."""
+):  # fmt: skip
+    """Per (sequence, split, head). Bytes: the head's K and V read, their gradients written.
+
+    D_OUT [B, H * DV]; DK_OUT [T, H * DK]; DV_OUT [T, H * DV]; DQ fp32 [splits, B, H * DK]; others as forward.
+    """
     pid = tl.program_id(0)
     h, split, b = pid % H, (pid // H) % splits, (pid // H // splits).to(tl.int64)
     start = tl.load(OFFSETS + b)
@@ -107,55 +79,3 @@ def one_query_backward_kernel(
         tl.store(DK_OUT + k_at, dk_tile, mask=inside & (dk < DK)[None, :])
         tl.store(DV_OUT + v_at, dv_tile, mask=inside & (dv < DV)[None, :])
     tl.store(DQ + (split * sequences + b) * (H * DK) + h * DK + dk, dq, mask=dk < DK)
-
-
-def _splits(rows: int, sequences: int) -> int:
-    return max(1, min(16, rows // max(1, sequences) // 512))
-
-
-def _common(q, k, v, seq_offsets, sizes) -> dict:
-    tensor_norm = isinstance(sizes.attn_norm, torch.Tensor)
-    return dict(
-        Q=q,
-        K=k,
-        V=v,
-        OFFSETS=seq_offsets,
-        NORM=sizes.attn_norm if tensor_norm else q,
-        sequences=seq_offsets.numel() - 1,
-        alpha=float(sizes.alpha),
-        norm=1.0 if tensor_norm else float(sizes.attn_norm),
-        H=sizes.num_heads,
-        DK=sizes.attn_dim,
-        DV=sizes.hidden_dim,
-        PK=triton.next_power_of_2(sizes.attn_dim),
-        PV=triton.next_power_of_2(sizes.hidden_dim),
-        BN=ROWS,
-        NORM_TENSOR=tensor_norm,
-    )
-
-
-def forward(q, k, v, seq_offsets, sizes) -> torch.Tensor:
-    """q ``[B, H d_qk]``, k ``[T, H d_qk]``, v ``[T, H d_v]`` (contiguous) → ``[B, H d_v]`` in q's dtype."""
-    sequences = seq_offsets.numel() - 1
-    if sequences == 0:
-        return v.new_empty(0, v.shape[1])
-    splits = _splits(k.shape[0], sequences)
-    out = v.new_empty(splits, sequences, v.shape[1], dtype=torch.float32)
-    one_query_forward_kernel[(sequences * splits * sizes.num_heads,)](
-        OUT=out, splits=splits, **_common(q, k, v, seq_offsets, sizes)
-    )
-    return out.sum(0).to(q.dtype)
-
-
-def backward(q, k, v, seq_offsets, d_out, sizes) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of q, k and v."""
-    sequences = seq_offsets.numel() - 1
-    dk, dv = torch.empty_like(k), torch.empty_like(v)
-    if sequences == 0:
-        return torch.empty_like(q), dk, dv
-    splits = _splits(k.shape[0], sequences)
-    dq = q.new_empty(splits, *q.shape, dtype=torch.float32)
-    one_query_backward_kernel[(sequences * splits * sizes.num_heads,)](
-        D_OUT=d_out, DK_OUT=dk, DV_OUT=dv, DQ=dq, splits=splits, **_common(q, k, v, seq_offsets, sizes)
-    )
-    return dq.sum(0).to(q.dtype), dk, dv

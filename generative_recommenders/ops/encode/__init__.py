@@ -4,49 +4,24 @@
 - ``swish_layer_norm``: ``x · sigmoid(LayerNorm(x))``;
 - ``encode_sequence``: LayerNorm of content and attributes, action, join, position, time and dropout in one pass.
 
-These run on Triton alone. Ask ``why_not_fused`` first: where they cannot serve, ``modules`` composes the same
-mathematics of plain PyTorch, which is also what they are tested against.
+Each runs on Triton or in plain PyTorch (``reference.py``); ``why_not_fused`` tells where the kernels cannot serve.
+There ``modules`` composes ``encode_sequence`` of steps of its own, which round where autocast rounds.
 """
 
 from __future__ import annotations
 
-import torch
-
-from generative_recommenders.ops.dispatch import Backend, always, choose_backend, why_not_triton
-from generative_recommenders.ops.encode.features import JoinedFeatures, join_features
-from generative_recommenders.ops.encode.sequence import EncodeCall, encode_sequence
+from generative_recommenders.ops.encode.backends import why_not_fused
+from generative_recommenders.ops.encode.call import EncodeCall, JoinedFeatures, Norm
+from generative_recommenders.ops.encode.features import join_features
+from generative_recommenders.ops.encode.sequence import encode_sequence
 from generative_recommenders.ops.encode.swish import swish_layer_norm
 
-__all__ = ["EncodeCall", "JoinedFeatures", "encode_sequence", "join_features", "swish_layer_norm", "why_not_fused"]
-
-MAX_WIDTH = 4096
-
-
-def why_not_fused(rows: torch.Tensor, *widths: int, backend: Backend | str | None = None) -> str | None:
-    """Why the functions of this package cannot serve, or ``None``.
-
-    Args:
-        rows: a tensor of the call's device and dtype.
-        widths: numbers of columns that are normalised, D or the hidden width.
-        backend: "TRITON" or "PYTORCH"; None takes HSTU_ENCODE_BACKEND, HSTU_BACKEND, or TRITON on a GPU.
-
-    Raises:
-        BackendUnavailable: TRITON was asked for by name and cannot serve the rows' device or dtype. A width that it
-            cannot serve is a reason that is returned: a model may well have one narrow layer.
-    """
-    checks = {Backend.TRITON: lambda: _why_not_triton(rows), Backend.PYTORCH: always}
-    # On a CPU the interpreter is for whoever asks for it.
-    checks = checks if rows.device.type == "cuda" else dict(reversed(checks.items()))
-    chosen = choose_backend("encode", backend, checks)
-    if chosen is not Backend.TRITON:
-        return f"backend {chosen.value} was chosen"
-    for width in widths:
-        if width % 8 or not 8 <= width <= MAX_WIDTH:
-            return f"{width} columns: kernels take multiples of 8 up to {MAX_WIDTH}"
-    return None
-
-
-def _why_not_triton(rows: torch.Tensor) -> str | None:
-    if rows.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return f"dtype {rows.dtype} has no kernel: use float32, float16 or bfloat16"
-    return why_not_triton(rows)
+__all__ = [
+    "EncodeCall",
+    "JoinedFeatures",
+    "Norm",
+    "encode_sequence",
+    "join_features",
+    "swish_layer_norm",
+    "why_not_fused",
+]

@@ -14,23 +14,9 @@ from collections.abc import Sequence
 import torch
 
 from generative_recommenders.ops.checks import matrix
-
-
-@dataclasses.dataclass(frozen=True)
-class JoinedFeatures:
-    """Rows of F features of ``Lh`` history events and C candidates, each E wide.
-
-    Attributes:
-        item: ``[Lh + C, E]``, the first feature: history rows, then candidate rows.
-        attributes: ``[Lh + C, (F - 1) · E]``, the others side by side; ``None`` for F = 1.
-        candidates: ``[C, F · E]``, all features of the candidates side by side, in the dtype of the look-up.
-        others: further features as they came.
-    """
-
-    item: torch.Tensor
-    attributes: torch.Tensor | None
-    candidates: torch.Tensor
-    others: tuple[torch.Tensor, ...]
+from generative_recommenders.ops.encode import reference
+from generative_recommenders.ops.encode.backends import kernels
+from generative_recommenders.ops.encode.call import JoinedFeatures
 
 
 def join_features(
@@ -59,10 +45,7 @@ def join_features(
     for rows in others:
         matrix("each other feature", rows, width)
     if not fused:
-        # Cast first, so that no fp32 copy of all rows is made on the way.
-        columns = [torch.cat([h.to(dtype), c.to(dtype)]) for h, c in zip(history, candidates, strict=True)]
-        attributes = None if len(columns) == 1 else columns[1] if len(columns) == 2 else torch.cat(columns[1:], dim=1)
-        return JoinedFeatures(columns[0], attributes, torch.cat(list(candidates), dim=1), tuple(others))
+        return reference.join_features(history, candidates, others, dtype)
     tensors = [*history, *candidates, *others]
     sources, places = _common_buffers(tensors)
     plan = _Plan(places, len(history), history[0].shape[1], dtype)
@@ -142,8 +125,7 @@ class _JoinFeatures(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, plan: _Plan, *sources):
-        from generative_recommenders.ops.encode.triton_copy import copy_rows
-
+        copy_rows = kernels().copy_rows
         ctx.plan, ctx.sources = plan, [(s.shape, s.dtype, s.device) for s in sources]
         width, like = plan.width, sources[0]
         sources = [s.view(-1, width) if s.is_contiguous() else s for s in sources]
@@ -162,8 +144,7 @@ class _JoinFeatures(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_item, d_side, d_joined, *d_others):
-        from generative_recommenders.ops.encode.triton_copy import copy_rows
-
+        copy_rows = kernels().copy_rows
         plan = ctx.plan
         width, events = plan.width, plan.history[0].count
         grads = []

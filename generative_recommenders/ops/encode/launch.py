@@ -1,57 +1,109 @@
-"""How the row kernels of this package are launched: a rule of the width alone, so the first call is as fast as any."""
+"""Launches of this package's kernels: buffers, grids and the second stage of the sums around them."""
 
 from __future__ import annotations
 
-import dataclasses
+import math
 
 import torch
-import triton
 
-from generative_recommenders.ops.launching import launch_options, multiprocessors
+from generative_recommenders.ops.common.launch import row_launch
+from generative_recommenders.ops.common.philox import keep_threshold, signed32
+from generative_recommenders.ops.encode.triton_copy import copy_rows
+from generative_recommenders.ops.encode.triton_encode import encode_backward_kernel, encode_forward_kernel
+from generative_recommenders.ops.encode.triton_swish import (
+    swish_layer_norm_backward_kernel,
+    swish_layer_norm_forward_kernel,
+)
+from generative_recommenders.ops.encode.triton_table_sums import MOST_SHORT_ENTRIES, table_gradient
 
+__all__ = [
+    "MOST_SHORT_ENTRIES", "copy_rows", "encode_context_backward", "encode_rows", "encode_rows_backward",
+    "swish_backward", "swish_forward", "table_gradient",
+]  # fmt: skip
 
-@dataclasses.dataclass(frozen=True)
-class RowLaunch:
-    """Launch of a kernel whose programs walk over tiles of rows.
-
-    Attributes:
-        block: columns of a row, padded to a power of two.
-        rows: rows of a tile.
-        warps: warps per program.
-        programs: programs per multiprocessor.
-        registers: cap per thread.
-    """
-
-    block: int
-    rows: int
-    warps: int
-    programs: int
-    registers: int
-
-    def options(self) -> dict[str, int]:
-        """Launch options beside the kernel's arguments."""
-        return launch_options(self.warps, self.registers)
-
-    def grid(self, rows: int, device: torch.device) -> tuple[int]:
-        """Programs for so many rows: never more than there are tiles."""
-        return (max(1, min(triton.cdiv(rows, self.rows), self.programs * multiprocessors(device))),)
+BACKWARD_LAUNCH = {"resident": 12, "registers": 168}  # two rows and two sums at hand: more registers, fewer warps
 
 
-def row_launch(width: int, device: torch.device, resident: int | None = None, registers: int = 128) -> RowLaunch:
-    """A warp per 512 columns, so that a row's sums seldom leave its warp; shorter rows share a warp.
+def swish_forward(x, weight, bias, eps: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``swish_layer_norm`` of rows x ``[N, D]``, and their mean and reciprocal deviation, fp32 ``[N]``."""
+    rows, width = x.shape
+    y = torch.empty(rows, width, device=x.device, dtype=x.dtype)
+    mean, rstd = torch.empty(2, rows, device=x.device, dtype=torch.float32).unbind()
+    if rows > 0:
+        launch = row_launch(width, x.device)
+        swish_layer_norm_forward_kernel[launch.grid(rows, x.device)](
+            x, weight, bias, y, mean, rstd, rows, -(-rows // launch.rows), x.stride(0), y.stride(0), eps,
+            D=width, BD=launch.block, ROWS=launch.rows, **launch.options(),
+        )  # fmt: skip
+    return y, mean, rstd
 
-    Measured on an H200 at 2.7 M rows of 256 and 512 columns: with more rows or warps per program, barriers and
-    registers cost up to twice the time.
 
-    Args:
-        width: columns of a row.
-        resident: warps per multiprocessor that run at once, for programs that add up columns over their life: more
-            would let the last ones run alone. ``None``: many more than are resident, which the hardware evens out.
-        registers: cap per thread.
-    """
-    block = triton.next_power_of_2(width)
-    if device.type != "cuda":
-        return RowLaunch(block, max(1, 8192 // block), 1, 2, registers)  # the interpreter pays per operation
-    warps = min(16, max(1, block // 512))
-    programs = max(1, (256 if resident is None else resident) // warps)
-    return RowLaunch(block, max(1, 512 // block), warps, programs, min(registers, 2048 // warps))
+def swish_backward(dy, x, weight, bias, mean, rstd) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of x, and of weight and bias in fp32."""
+    rows, width = x.shape
+    dx = torch.empty(rows, width, device=x.device, dtype=x.dtype)
+    if rows == 0:
+        return dx, *torch.zeros(2, width, device=x.device, dtype=torch.float32).unbind()
+    dy = dy if dy.stride(1) == 1 else dy.contiguous()
+    launch = row_launch(width, x.device, resident=16)
+    grid = launch.grid(rows, x.device)
+    partial = torch.empty(*grid, 2, width, device=x.device, dtype=torch.float32)
+    swish_layer_norm_backward_kernel[grid](
+        x, dy, weight, bias, mean, rstd, dx, partial, rows, -(-rows // launch.rows),
+        x.stride(0), dy.stride(0), dx.stride(0),
+        D=width, BD=launch.block, ROWS=launch.rows, **launch.options(),
+    )  # fmt: skip
+    return dx, *partial.sum(0).unbind()
+
+
+def encode_rows(source, attributes, norms, tables, x, mask, stats, eps, call, first: int) -> None:
+    """Write the joined rows of ``source``, whose rows are number ``first`` and on in source order."""
+    rows, width = source.shape
+    if rows == 0:
+        return
+    weight, bias, a_weight, a_bias, action_table, patterns = norms
+    position, positions, time, times = tables
+    launch = row_launch(width, source.device)
+    encode_forward_kernel[launch.grid(rows, source.device)](
+        source, attributes, weight, bias, a_weight, a_bias, action_table, patterns,
+        position, positions[first:], time, times[first:], call.places[first:], call.seed, x, mask, stats,
+        rows, -(-rows // launch.rows), source.stride(0) // 4, 0 if attributes is None else attributes.stride(0) // 4,
+        x.stride(0) // 4, 0 if action_table is None else action_table.stride(0) // 4, width // 4,
+        signed32(keep_threshold(call.dropout_ratio)), 1.0 / (1.0 - call.dropout_ratio), math.sqrt(width), *eps,
+        D=width, BD=launch.block, ROWS=launch.rows, EVENTS=stats is not None, ATTRIBUTES=attributes is not None,
+        DROPOUT=mask is not None, **launch.options(),
+    )  # fmt: skip
+
+
+def encode_rows_backward(dx, mask, places, content, attributes, weights, stats, factor: float):
+    """Gradients of content and attributes, and of the norms' weights in fp32."""
+    rows, width = content.shape
+    d_content = torch.empty(rows, width, device=dx.device, dtype=content.dtype)
+    d_attributes = None if attributes is None else torch.empty_like(d_content, dtype=attributes.dtype)
+    if rows == 0:
+        return d_content, d_attributes, torch.zeros(2, width, device=dx.device, dtype=torch.float32).unbind()
+    launch = row_launch(width, dx.device, **BACKWARD_LAUNCH)
+    grid = launch.grid(rows, dx.device)
+    partial = torch.empty(*grid, 2, width, device=dx.device, dtype=torch.float32)
+    encode_backward_kernel[grid](
+        dx, mask, places, content, attributes, *weights, stats, d_content, d_attributes, partial,
+        rows, -(-rows // launch.rows), content.stride(0) // 4, 0 if attributes is None else attributes.stride(0) // 4,
+        dx.stride(0) // 4, width // 4, factor,
+        D=width, BD=launch.block, ROWS=launch.rows, EVENTS=True, ATTRIBUTES=attributes is not None,
+        DROPOUT=mask is not None, **launch.options(),
+    )  # fmt: skip
+    return d_content, d_attributes, partial.sum(0).unbind()
+
+
+def encode_context_backward(dx, mask, places, d_context: torch.Tensor, factor: float) -> None:
+    """Write the contextual rows' gradient."""
+    rows, width = d_context.shape
+    if rows == 0:
+        return
+    launch = row_launch(width, dx.device)
+    encode_backward_kernel[launch.grid(rows, dx.device)](
+        dx, mask, places, None, None, None, None, None, d_context, None, None,
+        rows, -(-rows // launch.rows), 0, 0, dx.stride(0) // 4, width // 4, factor,
+        D=width, BD=launch.block, ROWS=launch.rows, EVENTS=False, ATTRIBUTES=False,
+        DROPOUT=mask is not None, **launch.options(),
+    )  # fmt: skip

@@ -11,37 +11,12 @@ import math
 
 import torch
 
-from generative_recommenders.ops.checks import matrix, vector
-from generative_recommenders.ops.lmsd.philox import keep_threshold
+from generative_recommenders.ops.checks import check_indices, check_permutation, matrix, vector
+from generative_recommenders.ops.encode import reference
+from generative_recommenders.ops.encode.backends import kernels
+from generative_recommenders.ops.encode.call import EncodeCall, Norm
 
-Norm = tuple[torch.Tensor, torch.Tensor, float]
-BACKWARD_LAUNCH = {"resident": 12, "registers": 168}  # two rows and two sums at hand: more registers, fewer warps
 ROWS_PER_PAIR = 16  # fewer, and writing the pairs' sums would cost what reading the rows twice does
-
-
-@dataclasses.dataclass(frozen=True)
-class EncodeCall:
-    """What a call of ``encode_sequence`` says beside its differentiable tensors.
-
-    N event rows and K contextual rows make T = N + K joined rows; *source order* is all events, then all context.
-
-    Attributes:
-        places: int64 ``[T]``, the joined row of each source row; a permutation.
-        patterns: int64 ``[N]``, the action table's row of each event.
-        positions, times: int64 ``[T]``, each joined row's entry of the position and time table, in joined order.
-        dtype: of the result.
-        dropout_ratio: in [0, 1); 0 in evaluation.
-        seed: int64 ``[1]`` on the device: which elements are dropped is a function of it, the joined row and the
-            column alone. Unused without dropout.
-    """
-
-    places: torch.Tensor
-    patterns: torch.Tensor
-    positions: torch.Tensor
-    times: torch.Tensor
-    dtype: torch.dtype
-    dropout_ratio: float = 0.0
-    seed: torch.Tensor | None = None
 
 
 def encode_sequence(
@@ -54,6 +29,7 @@ def encode_sequence(
     position_table: torch.Tensor,
     time_table: torch.Tensor,
     call: EncodeCall,
+    fused: bool = True,
 ) -> torch.Tensor:
     """Norms, action, join, encoding and dropout; once differentiable, gradients bit for bit the same in every run.
 
@@ -63,12 +39,14 @@ def encode_sequence(
         action_table: ``[patterns, D]``.
         context: ``[K, D]``, or ``None`` for K = 0.
         position_table, time_table: ``[entries, D]``.
+        fused: on kernels; ``why_not_fused`` tells. Else plain PyTorch.
 
     Returns:
-        x ``[T, D]`` in ``call.dtype``. Ask ``why_not_fused`` first.
+        x ``[T, D]`` in ``call.dtype``.
 
     Raises:
-        ValueError: shapes that do not fit, or dropout without a seed.
+        ValueError: shapes that do not fit, or dropout without a seed; on a CPU also indices outside their tables (on a
+            GPU they are asserted on the device).
     """
     if (attributes is None) != (attribute_norm is None):
         raise ValueError("give attributes and attribute_norm together, or neither")
@@ -85,6 +63,14 @@ def encode_sequence(
     tables = {"action_table": action_table, "position_table": position_table, "time_table": time_table}
     for name, table in tables.items():
         matrix(name, table, width)
+    check_permutation("places", call.places, total)
+    entries = {"patterns": action_table, "positions": position_table, "times": time_table}
+    for name, table in entries.items():
+        check_indices(name, getattr(call, name), table.shape[0])
+    if not fused:
+        return reference.encode_sequence(
+            content, content_norm, attributes, attribute_norm, action_table, context, position_table, time_table, call
+        )
     (weight, bias, eps), (a_weight, a_bias, a_eps) = _checked(content_norm, width), _checked(attribute_norm, width)
     return _Encode.apply(
         content, weight, bias, attributes, a_weight, a_bias, action_table, context, position_table, time_table,
@@ -123,9 +109,9 @@ class _Encode(torch.autograd.Function):
         stats = torch.empty(2 if attributes is None else 4, events, device=device, dtype=torch.float32)
         tables = position.contiguous(), call.positions[call.places], time.contiguous(), call.times[call.places]
         norms = weight, bias, a_weight, a_bias, action_table, call.patterns
-        _forward_rows(content, attributes, norms, tables, x, mask, stats, eps, call, 0)
+        kernels().encode_rows(content, attributes, norms, tables, x, mask, stats, eps, call, 0)
         if context is not None:
-            _forward_rows(context, None, (None,) * 6, tables, x, mask, None, eps, call, events)
+            kernels().encode_rows(context, None, (None,) * 6, tables, x, mask, None, eps, call, events)
         ctx.save_for_backward(content, attributes, weight, a_weight, stats, mask)
         ctx.call, ctx.width = call, width
         ctx.parameters = [None if t is None else (t.shape[0], t.dtype) for t in (action_table, context, position, time)]
@@ -135,39 +121,31 @@ class _Encode(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dx):
-        from generative_recommenders.ops.encode.triton_table_sums import table_gradient
-
         content, attributes, weight, a_weight, stats, mask = ctx.saved_tensors
         call, events, dx = ctx.call, content.shape[0], _rows(dx)
         scale = 1.0 / (1.0 - call.dropout_ratio)
         factor = scale * math.sqrt(ctx.width)
         action, context, position, time = ctx.parameters
-        d_content, d_attributes, d_norms = _backward_rows(
+        d_content, d_attributes, d_norms = kernels().encode_rows_backward(
             dx, mask, call.places[:events], content, attributes, (weight, a_weight), stats, factor
         )
         d_context = None
         if context is not None:
             d_context = torch.empty(context[0], ctx.width, device=dx.device, dtype=context[1])
-            _backward_context(dx, mask, call.places[events:], d_context, factor)
-        d_position = scale * table_gradient(dx, mask, call.positions, position[0])
+            kernels().encode_context_backward(dx, mask, call.places[events:], d_context, factor)
+        d_position = scale * kernels().table_gradient(dx, mask, call.positions, position[0])
         d_time, d_action = _time_and_action_sums(dx, mask, call, time[0], action[0])
         d_time, d_action = scale * d_time, factor * d_action
         d_bias = d_action.sum(0)  # an event adds the same gradient to the biases and to one row of the action table
         d_weight, d_a_weight = d_norms
+        if a_weight is not None:
+            d_a_weight, d_a_bias = d_a_weight.to(a_weight.dtype), d_bias.to(ctx.biases[1])
+        else:
+            d_a_weight = d_a_bias = None
         return (
-            d_content,
-            d_weight.to(weight.dtype),
-            d_bias.to(ctx.biases[0]),
-            d_attributes,
-            None if a_weight is None else d_a_weight.to(a_weight.dtype),
-            None if a_weight is None else d_bias.to(ctx.biases[1]),
-            d_action.to(action[1]),
-            d_context,
-            d_position.to(position[1]),
-            d_time.to(time[1]),
-            None,
-            None,
-        )
+            d_content, d_weight.to(weight.dtype), d_bias.to(ctx.biases[0]), d_attributes, d_a_weight, d_a_bias,
+            d_action.to(action[1]), d_context, d_position.to(position[1]), d_time.to(time[1]), None, None,
+        )  # fmt: skip
 
 
 def _time_and_action_sums(dx, mask, call: EncodeCall, num_times: int, num_patterns: int):
@@ -175,78 +153,13 @@ def _time_and_action_sums(dx, mask, call: EncodeCall, num_times: int, num_patter
 
     With rows enough they are added up by pair of entries, so that dx is read once for both.
     """
-    from generative_recommenders.ops.encode.triton_table_sums import MOST_SHORT_ENTRIES, table_gradient
-
+    table_gradient = kernels().table_gradient
     events = call.patterns.numel()
     pairs = num_times * (num_patterns + 1)  # contextual rows have no action: a pattern of their own
-    if pairs > min(MOST_SHORT_ENTRIES, call.times.numel() // ROWS_PER_PAIR):
+    if pairs > min(kernels().MOST_SHORT_ENTRIES, call.times.numel() // ROWS_PER_PAIR):
         action = table_gradient(dx, mask, call.patterns, num_patterns, call.places[:events])
         return table_gradient(dx, mask, call.times, num_times), action
     patterns = torch.full_like(call.times, num_patterns).index_copy_(0, call.places[:events], call.patterns)
     sums = table_gradient(dx, mask, call.times * (num_patterns + 1) + patterns, pairs)
     sums = sums.view(num_times, num_patterns + 1, -1)
     return sums.sum(1), sums[:, :num_patterns].sum(0)
-
-
-def _forward_rows(source, attributes, norms, tables, x, mask, stats, eps, call: EncodeCall, first: int) -> None:
-    """Write the joined rows of ``source``, whose rows are number ``first`` and on in source order."""
-    from generative_recommenders.ops.encode.launch import row_launch
-    from generative_recommenders.ops.encode.triton_encode import encode_forward
-
-    rows, width = source.shape
-    if rows == 0:
-        return
-    weight, bias, a_weight, a_bias, action_table, patterns = norms
-    position, positions, time, times = tables
-    threshold = keep_threshold(call.dropout_ratio)
-    launch = row_launch(width, source.device)
-    encode_forward[launch.grid(rows, source.device)](
-        source, attributes, weight, bias, a_weight, a_bias, action_table, patterns,
-        position, positions[first:], time, times[first:], call.places[first:], call.seed, x, mask, stats,
-        rows, -(-rows // launch.rows), source.stride(0) // 4, 0 if attributes is None else attributes.stride(0) // 4,
-        x.stride(0) // 4, 0 if action_table is None else action_table.stride(0) // 4, width // 4,
-        threshold - (1 << 32) if threshold >= 1 << 31 else threshold, 1.0 / (1.0 - call.dropout_ratio),
-        math.sqrt(width), *eps,
-        D=width, BD=launch.block, ROWS=launch.rows, EVENTS=stats is not None, ATTRIBUTES=attributes is not None,
-        DROPOUT=mask is not None, **launch.options(),
-    )  # fmt: skip
-
-
-def _backward_rows(dx, mask, places, content, attributes, weights, stats, factor: float):
-    """Gradients of content and attributes, and of the norms' weights in fp32."""
-    from generative_recommenders.ops.encode.launch import row_launch
-    from generative_recommenders.ops.encode.triton_encode import encode_backward
-
-    rows, width = content.shape
-    d_content = torch.empty(rows, width, device=dx.device, dtype=content.dtype)
-    d_attributes = None if attributes is None else torch.empty_like(d_content, dtype=attributes.dtype)
-    if rows == 0:
-        return d_content, d_attributes, torch.zeros(2, width, device=dx.device, dtype=torch.float32).unbind()
-    launch = row_launch(width, dx.device, **BACKWARD_LAUNCH)
-    grid = launch.grid(rows, dx.device)
-    partial = torch.empty(*grid, 2, width, device=dx.device, dtype=torch.float32)
-    encode_backward[grid](
-        dx, mask, places, content, attributes, *weights, stats, d_content, d_attributes, partial,
-        rows, -(-rows // launch.rows), content.stride(0) // 4, 0 if attributes is None else attributes.stride(0) // 4,
-        dx.stride(0) // 4, width // 4, factor,
-        D=width, BD=launch.block, ROWS=launch.rows, EVENTS=True, ATTRIBUTES=attributes is not None,
-        DROPOUT=mask is not None, **launch.options(),
-    )  # fmt: skip
-    return d_content, d_attributes, partial.sum(0).unbind()
-
-
-def _backward_context(dx, mask, places, d_context: torch.Tensor, factor: float) -> None:
-    """Write the contextual rows' gradient."""
-    from generative_recommenders.ops.encode.launch import row_launch
-    from generative_recommenders.ops.encode.triton_encode import encode_backward
-
-    rows, width = d_context.shape
-    if rows == 0:
-        return
-    launch = row_launch(width, dx.device)
-    encode_backward[launch.grid(rows, dx.device)](
-        dx, mask, places, None, None, None, None, None, d_context, None, None,
-        rows, -(-rows // launch.rows), 0, 0, dx.stride(0) // 4, width // 4, factor,
-        D=width, BD=launch.block, ROWS=launch.rows, EVENTS=False, ATTRIBUTES=False,
-        DROPOUT=mask is not None, **launch.options(),
-    )  # fmt: skip

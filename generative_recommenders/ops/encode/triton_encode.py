@@ -15,9 +15,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from generative_recommenders.ops.lmsd.triton_philox import keep_bytes, spread_bytes
+from generative_recommenders.ops.common import philox
+from generative_recommenders.ops.common.triton_norm import norm_backward, normed
+from generative_recommenders.ops.common.triton_philox import keep_bytes, spread_bytes
 
-SEGMENT = tl.constexpr(3)  # the LMSD op draws 0, 1 and 2
+SEGMENT = tl.constexpr(philox.SEGMENT_INPUT)
 FORWARD_RUNTIME = ["rows", "tiles", "c_stride", "a_stride", "x_stride", "action_stride", "table_stride", "threshold"]
 BACKWARD_RUNTIME = ["rows", "tiles", "c_stride", "a_stride", "x_stride", "d_stride"]
 
@@ -28,15 +30,6 @@ def spread_nibbles(nibbles, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     n = nibbles.to(tl.uint32)
     packed = (n & 1) | ((n & 2) << 7) | ((n & 4) << 14) | ((n & 8) << 21)
     return (spread_bytes(packed, ROWS, COLUMNS) & 1) != 0
-
-
-@triton.jit
-def _normed(x, inside, eps, D: tl.constexpr):
-    """(x - mean) · rstd, mean, rstd of rows ``[R, BD]`` in fp32."""
-    mean = tl.sum(x, axis=1) / D
-    centred = tl.where(inside, x - mean[:, None], 0.0)
-    rstd = tl.rsqrt(tl.sum(centred * centred, axis=1) / D + eps)
-    return centred * rstd[:, None], mean, rstd
 
 
 @triton.jit
@@ -52,7 +45,7 @@ def _numbers(Place, PositionIndex, TimeIndex, Pattern, r, rows, EVENTS: tl.const
 
 
 @triton.jit(do_not_specialize=FORWARD_RUNTIME)
-def encode_forward(
+def encode_forward_kernel(
     C, A, CWeight, CBias, AWeight, ABias, Action, Pattern, Position, PositionIndex, Time, TimeIndex, Place, Seed,
     X, Mask, Stats, rows, tiles, c_stride, a_stride, x_stride, action_stride, table_stride, threshold, scale, root,
     c_eps, a_eps,
@@ -98,13 +91,13 @@ def encode_forward(
         value = tl.load(C + row * c_step + c, mask=keep, other=0.0).to(tl.float32)
         if EVENTS:
             action = tl.load(Action + pattern * (action_stride * 4) + c, mask=keep, other=0.0).to(tl.float32)
-            value, mean, rstd = _normed(value, inside[None, :], c_eps, D)
+            value, mean, rstd = normed(value, inside[None, :], c_eps, D)
             tl.store(Stats + r, mean, mask=ok)
             tl.store(Stats + rows + r, rstd, mask=ok)
             value = value * c_weight + bias + action * root
             if ATTRIBUTES:
                 attributes = tl.load(A + row * a_step + c, mask=keep, other=0.0).to(tl.float32)
-                a_hat, mean, rstd = _normed(attributes, inside[None, :], a_eps, D)
+                a_hat, mean, rstd = normed(attributes, inside[None, :], a_eps, D)
                 tl.store(Stats + 2 * rows.to(tl.int64) + r, mean, mask=ok)
                 tl.store(Stats + 3 * rows.to(tl.int64) + r, rstd, mask=ok)
                 value += a_hat * a_weight
@@ -125,18 +118,8 @@ def encode_forward(
         r = ahead
 
 
-@triton.jit
-def _norm_backward(x, g, weight, mean, rstd, keep, D: tl.constexpr):
-    """Gradient of a LayerNorm's rows from g, the gradient of its result; and xhat."""
-    xhat = tl.where(keep, (x - mean[:, None]) * rstd[:, None], 0.0)
-    gw = g * weight
-    mean_g = tl.sum(gw, axis=1) / D
-    mean_gx = tl.sum(gw * xhat, axis=1) / D
-    return (gw - mean_g[:, None] - xhat * mean_gx[:, None]) * rstd[:, None], xhat
-
-
 @triton.jit(do_not_specialize=BACKWARD_RUNTIME)
-def encode_backward(
+def encode_backward_kernel(
     DX, Mask, Place, C, A, CWeight, AWeight, Stats, DC, DA, Partial,
     rows, tiles, c_stride, a_stride, x_stride, d_stride, factor,
     D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr, EVENTS: tl.constexpr, ATTRIBUTES: tl.constexpr,
@@ -178,11 +161,13 @@ def encode_backward(
                 a = tl.load(A + row * a_step + c, mask=keep, other=0.0).to(tl.float32)
                 a_mean = tl.load(Stats + 2 * rows.to(tl.int64) + r, mask=ok, other=0.0)
                 a_rstd = tl.load(Stats + 3 * rows.to(tl.int64) + r, mask=ok, other=0.0)
-            dx, xhat = _norm_backward(x, g, c_weight, mean, rstd, keep, D)
+            xhat = tl.where(keep, (x - mean[:, None]) * rstd[:, None], 0.0)
+            dx = norm_backward(g * c_weight, xhat, rstd[:, None], D)
             tl.store(DC + row * d_step + c, dx.to(DC.dtype.element_ty), mask=keep)
             d_c_weight += g * xhat
             if ATTRIBUTES:
-                da, xhat = _norm_backward(a, g, a_weight, a_mean, a_rstd, keep, D)
+                xhat = tl.where(keep, (a - a_mean[:, None]) * a_rstd[:, None], 0.0)
+                da = norm_backward(g * a_weight, xhat, a_rstd[:, None], D)
                 tl.store(DA + row * d_step + c, da.to(DA.dtype.element_ty), mask=keep)
                 d_a_weight += g * xhat
         else:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from generative_recommenders.ops.common.triton_norm import norm_backward, normed
+
 
 @triton.jit(do_not_specialize=("rows", "tiles"))
-def swish_norm_forward(
+def swish_layer_norm_forward_kernel(
     X, Weight, Bias, Y, Mean, Rstd, rows, tiles, x_stride, y_stride, eps,
     D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -24,17 +26,15 @@ def swish_norm_forward(
         keep = (r < rows)[:, None] & inside[None, :]
         at = r.to(tl.int64)[:, None]
         x = tl.load(X + at * x_stride + c[None, :], mask=keep, other=0.0).to(tl.float32)
-        mean = tl.sum(x, axis=1) / D
-        centred = tl.where(inside[None, :], x - mean[:, None], 0.0)
-        rstd = tl.rsqrt(tl.sum(centred * centred, axis=1) / D + eps)
-        gate = tl.sigmoid(centred * rstd[:, None] * weight[None, :] + bias[None, :])
+        xhat, mean, rstd = normed(x, inside[None, :], eps, D)
+        gate = tl.sigmoid(xhat * weight[None, :] + bias[None, :])
         tl.store(Y + at * y_stride + c[None, :], (x * gate).to(Y.dtype.element_ty), mask=keep)
         tl.store(Mean + r, mean, mask=r < rows)
         tl.store(Rstd + r, rstd, mask=r < rows)
 
 
 @triton.jit(do_not_specialize=("rows", "tiles"))
-def swish_norm_backward(
+def swish_layer_norm_backward_kernel(
     X, DY, Weight, Bias, Mean, Rstd, DX, Partial, rows, tiles, x_stride, dy_stride, dx_stride,
     D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -62,10 +62,7 @@ def swish_norm_backward(
         dn = direct * x * (1.0 - gate)
         d_weight += dn * xhat
         d_bias += dn
-        g = dn * weight[None, :]
-        mean_g = tl.sum(g, axis=1) / D
-        mean_gx = tl.sum(g * xhat, axis=1) / D
-        dx = direct + (g - mean_g[:, None] - xhat * mean_gx[:, None]) * rstd[:, None]
+        dx = direct + norm_backward(dn * weight[None, :], xhat, rstd[:, None], D)
         tl.store(DX + at * dx_stride + c[None, :], dx.to(DX.dtype.element_ty), mask=keep)
     part = tl.program_id(0) * 2 * D + c
     tl.store(Partial + part, tl.sum(d_weight, axis=0), mask=inside)

@@ -18,7 +18,7 @@ MOST_SHORT_ENTRIES = (1 << 15) - 1  # keys of two bytes take the radix sort half
 
 
 @triton.jit(do_not_specialize=("x_stride",))
-def piece_sums(
+def piece_sums_kernel(
     DX, Mask, Rows, Entry, Bounds, FirstPiece, Partial, x_stride,
     D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr, LENGTH: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
@@ -48,7 +48,7 @@ def piece_sums(
 
 
 @triton.jit
-def entry_sums(
+def entry_sums_kernel(
     Partial, FirstPiece, Out, D: tl.constexpr, BC: tl.constexpr, ROWS: tl.constexpr
 ):  # fmt: skip
     """Out[entry] = sum of its pieces."""
@@ -65,7 +65,7 @@ def entry_sums(
 
 
 def piece_launch(block: int) -> tuple[int, int]:
-    """(rows of a tile, warps) of ``piece_sums``: few rows and many pieces at once beat the reverse by a third."""
+    """(rows of a tile, warps) of ``piece_sums_kernel``: few rows and many pieces at once win by a third."""
     return max(1, 1024 // block), min(16, max(1, block // 512))
 
 
@@ -100,13 +100,13 @@ def table_gradient(
     partial = torch.empty(most, width, device=device, dtype=torch.float32)
     block = triton.next_power_of_2(width)
     tile, warps = piece_launch(block) if device.type == "cuda" else (PIECE, 1)
-    piece_sums[(most,)](
+    piece_sums_kernel[(most,)](
         dx, mask, rows, entry, bounds, pieces, partial, dx.stride(0) // 4,
         D=width, BD=block, ROWS=tile, LENGTH=PIECE, DROPOUT=mask is not None, num_warps=warps,
     )  # fmt: skip
     out = torch.empty(num_entries, width, device=device, dtype=torch.float32)
     columns = min(128, block)
-    entry_sums[(num_entries, triton.cdiv(width, columns))](
+    entry_sums_kernel[(num_entries, triton.cdiv(width, columns))](
         partial, pieces, out, D=width, BC=columns, ROWS=16, num_warps=4
     )
     return out

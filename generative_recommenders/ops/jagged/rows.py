@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
+from generative_recommenders.ops.checks import check_distinct, check_indices, check_permutation, check_sequences
+
 
 class _PlaceRows(torch.autograd.Function):
     @staticmethod
@@ -63,17 +65,30 @@ def place_rows(num_rows: int, rows: Sequence[torch.Tensor], parts: Sequence[torc
 
     All row numbers together must cover 0 … num_rows − 1 exactly once; parts share dtype and trailing shape.
     """
+    for index, part in zip(rows, parts, strict=True):
+        check_indices("rows", index, num_rows)
+        if index.numel() != part.shape[0]:
+            raise ValueError(f"rows of a part of {part.shape[0]} rows must be [{part.shape[0]}]: got [{index.numel()}]")
+    check_parts(num_rows, parts)
+    if num_rows:
+        check_permutation("rows", torch.cat(list(rows)), num_rows)
+    return _PlaceRows.apply(num_rows, len(parts), *rows, *parts)
+
+
+def check_parts(num_rows: int, parts: Sequence[torch.Tensor]) -> None:
+    """Parts must share a dtype and have ``num_rows`` rows together."""
     dtypes = {part.dtype for part in parts}
     if len(dtypes) > 1:
         raise TypeError(f"parts must share one dtype, got {', '.join(sorted(map(str, dtypes)))}: convert them first")
     covered = sum(part.shape[0] for part in parts)
     if covered != num_rows:
         raise ValueError(f"parts have {covered} rows together but the result has {num_rows}")
-    return _PlaceRows.apply(num_rows, len(parts), *rows, *parts)
 
 
 def take_rows(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """``values[rows]`` for distinct row numbers; the gradient of all other rows is zero."""
+    check_indices("rows", rows, values.shape[0])
+    check_distinct("rows", rows, values.shape[0])
     return _TakeRows.apply(values, rows)
 
 
@@ -96,10 +111,16 @@ class JaggedJoin:
 
     def place(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Parts ``[T_p, ...]`` → joined ``[T, ...]``."""
-        return place_rows(self.num_rows, self.rows, parts)
+        for index, part in zip(self.rows, parts, strict=True):
+            if index.numel() != part.shape[0]:
+                raise ValueError(f"a part has {part.shape[0]} rows, the join was planned for {index.numel()}")
+        check_parts(self.num_rows, parts)
+        return _PlaceRows.apply(self.num_rows, len(parts), *self.rows, *parts)  # distinct as they were made
 
     def split(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Joined ``[T, ...]`` → parts."""
+        if values.shape[0] != self.num_rows:
+            raise ValueError(f"values have {values.shape[0]} rows, the join was planned for {self.num_rows} rows")
         return _SplitRows.apply(values, *self.rows)
 
 
@@ -116,6 +137,10 @@ def interleave(
     batches = {offsets.numel() - 1 for offsets in part_offsets}
     if len(batches) != 1:
         raise ValueError(f"parts must have the same number of sequences, got {sorted(batches)}")
+    for offsets, count in zip(part_offsets, part_rows, strict=True):
+        check_sequences(offsets, count, name="offsets")
+    if order is not None:
+        check_permutation("order", order, batches.pop())
     total = torch.stack(list(part_offsets)).sum(0)
     start = total[:-1]
     if order is not None:

@@ -76,10 +76,10 @@ def _lmsd_forward(
     contract.check_inputs(x, u, weight, bias, cfg)
     contract.check_seed(seed, x)
     contract.check_row_indices(row_indices, x)
-    call = backends.choose(backend or None, x, weight, bias, cfg, row_indices, seed)
-    if call.needs_aligned_rows:
+    implementation, aligned = backends.choose(backend or None, x, weight, bias, cfg, row_indices, seed)
+    if aligned:
         x, u = contract.aligned(x), contract.aligned(u)
-    y, mean, rstd, mask = call.forward(x, u, weight, bias, seed, row_indices, cfg)
+    y, mean, rstd, mask = implementation.forward(x, u, weight, bias, seed, row_indices, cfg)
     return y, mean, rstd, _no_mask(x) if mask is None else mask
 
 
@@ -120,10 +120,11 @@ def _lmsd_backward(
     cfg = LmsdConfig(dropout_ratio, apply_u_silu, concat_u, concat_x, num_groups, eps)
     mask = mask if dropout_ratio > 0 else None
     contract.check_saved(dy, x, mean, rstd, mask, cfg)
-    call = backends.choose(backend or None, x, weight, bias, cfg)
-    if call.needs_aligned_rows:
+    implementation, aligned = backends.choose(backend or None, x, weight, bias, cfg)
+    if aligned:
         x, u = contract.aligned(x), contract.aligned(u)
-    dx, du, dweight, dbias = call.backward(dy, x, u, weight, bias, mean, rstd, mask, cfg, compute_dweight)
+    grads = implementation.backward(dy, x, u, weight, bias, mean, rstd, mask, cfg, compute_dweight)
+    dx, du, dweight, dbias = grads
     return dx, du, weight.new_empty(0) if dweight is None else dweight, dbias
 
 

@@ -1,35 +1,37 @@
-"""The backends of LMSD behind one call shape, and the choice among them."""
+"""The backends of LMSD behind one call shape, and the one place that imports its kernels."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable
 
 import torch
 
-from generative_recommenders.ops.dispatch import Backend, BackendUnavailable, always, choose_backend, why_not_triton
+from generative_recommenders.ops.dispatch import Backend, BackendUnavailable, Implementation, Op, never, why_not_triton
 from generative_recommenders.ops.lmsd import cudnn, reference
-from generative_recommenders.ops.lmsd.contract import LmsdConfig
+from generative_recommenders.ops.lmsd.contract import LmsdConfig, LmsdShape
 
 Tensors = tuple[torch.Tensor | None, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class LmsdBackend:
-    """A forward and a backward of one family; ``explicit.py`` documents what they compute.
+@functools.cache
+def kernels():
+    """The launches; imported on first use, since Triton is optional."""
+    from generative_recommenders.ops.lmsd import launch
 
-    ``forward(x, u, weight, bias, seed, row_indices, cfg) -> (y, mean, rstd, mask)``;
-    ``backward(dy, x, u, weight, bias, mean, rstd, mask, cfg, compute_dweight, owned) -> (dx, du, dweight, dbias)``,
-    where ``owned`` holds the four caller-owned buffers or ``None``.
-    """
-
-    forward: Callable[..., Tensors]
-    backward: Callable[..., Tensors]
-    needs_aligned_rows: bool
+    return launch
 
 
-def pytorch_forward(x, u, weight, bias, seed, row_indices, cfg: LmsdConfig) -> Tensors:
+def _why_not_triton(call: LmsdShape) -> str | None:
+    reason = why_not_triton(call.device, call.dtype, *call.parameter_dtypes)
+    width = call.columns // call.cfg.num_groups
+    if reason is None and width % 8:
+        reason = f"a group of {width} columns is no multiple of 8"
+    if reason is None and width > 65536:
+        reason = f"{width} columns do not fit one program (65536 at most)"
+    return reason
+
+
+def _pytorch_forward(x, u, weight, bias, seed, row_indices, cfg: LmsdConfig) -> Tensors:
     """``reference.forward`` with the mask drawn here."""
     mask = None
     if cfg.dropout_ratio > 0:
@@ -40,7 +42,7 @@ def pytorch_forward(x, u, weight, bias, seed, row_indices, cfg: LmsdConfig) -> T
     return y, mean, rstd, mask
 
 
-def pytorch_backward(
+def _pytorch_backward(
     dy, x, u, weight, bias, mean, rstd, mask, cfg: LmsdConfig, compute_dweight: bool, owned: Tensors = (None,) * 4
 ) -> Tensors:
     """``reference.backward``, written to the caller's buffers where there are any."""
@@ -51,52 +53,28 @@ def pytorch_backward(
     return tuple(grad if buffer is None else buffer.copy_(grad) for grad, buffer in zip(grads, owned, strict=True))
 
 
-_PYTORCH = LmsdBackend(pytorch_forward, pytorch_backward, needs_aligned_rows=False)
+#: ``explicit.py`` documents what they compute: ``forward(x, u, weight, bias, seed, row_indices, cfg) -> (y, mean, rstd,
+#: mask)``; ``backward(dy, x, u, weight, bias, mean, rstd, mask, cfg, compute_dweight, owned) -> (dx, du, dweight,
+#: dbias)``, where ``owned`` holds the four caller-owned buffers or ``None``. All but PYTORCH need rows as
+#: ``contract.why_unaligned`` wants. PYTORCH serves every call, so CUDNN, listed after it, is taken by name only.
+LMSD = Op(
+    "lmsd",
+    {
+        Backend.TRITON: Implementation(
+            _why_not_triton,
+            lambda *call: kernels().forward(*call),
+            lambda *call: kernels().backward(*call),
+        ),
+        Backend.PYTORCH: Implementation(never, _pytorch_forward, _pytorch_backward),
+        Backend.CUDNN: Implementation(cudnn.why_not, cudnn.forward, cudnn.backward),
+    },
+)
 
 
-def _triton():
-    from generative_recommenders.ops.lmsd import triton_lmsd  # imports Triton, which is optional
-
-    return triton_lmsd
-
-
-@functools.lru_cache(maxsize=1)
-def _triton_backend() -> LmsdBackend:
-    return LmsdBackend(_triton().forward, _triton().backward, needs_aligned_rows=True)
-
-
-_CUDNN = LmsdBackend(cudnn.forward, cudnn.backward, needs_aligned_rows=True)
-
-
-def choose_name(
-    requested: Backend | str | None,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    cfg: LmsdConfig,
-    row_indices: torch.Tensor | None = None,
-    seed: int | torch.Tensor = 0,
-) -> Backend:
-    """The backend that serves this call: argument, then environment, then the best that can.
-
-    PYTORCH serves every call, so CUDNN, listed after it, is taken by name only.
-    """
-    checks = {
-        Backend.TRITON: lambda: why_not_triton(x, weight, bias) or _triton().why_not_this_shape(x, cfg),
-        Backend.PYTORCH: always,
-        Backend.CUDNN: lambda: cudnn.why_not(x, weight, bias, cfg, row_indices, seed),
-    }
-    if x.device.type != "cuda":  # on a CPU Triton's interpreter is for debugging, so it must be asked for
-        checks = {backend: checks[backend] for backend in (Backend.PYTORCH, Backend.TRITON, Backend.CUDNN)}
-    return choose_backend("lmsd", requested, checks)
-
-
-def choose(requested: Backend | str | None, *call, **options) -> LmsdBackend:
-    """The implementation of ``choose_name(requested, *call, **options)``."""
-    chosen = choose_name(requested, *call, **options)
-    if chosen is Backend.TRITON:
-        return _triton_backend()
-    return _CUDNN if chosen is Backend.CUDNN else _PYTORCH
+def choose(requested: Backend | str | None, *call, **options) -> tuple[Implementation, bool]:
+    """The implementation for ``LmsdShape.of(*call, **options)``, and whether it needs aligned rows."""
+    backend = LMSD.choose(LmsdShape.of(*call, **options), requested)
+    return LMSD.backends[backend], backend is not Backend.PYTORCH
 
 
 def supports_indexed_output_dropout(
@@ -113,9 +91,9 @@ def supports_indexed_output_dropout(
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    anything = torch.empty(0, device=device)
-    checks = {Backend.TRITON: lambda: why_not_triton(anything), Backend.PYTORCH: always, Backend.CUDNN: always}
+    call = LmsdShape(torch.device(device), torch.float32, (), 1, 8, LmsdConfig(0.0, True, True, True), indexed=True)
     try:
-        return choose_backend("lmsd", backend, checks) is not Backend.CUDNN
+        LMSD.choose(call, backend)
     except BackendUnavailable:
         return False
+    return True

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from generative_recommenders.ops.lmsd import philox
+from generative_recommenders.ops.checks import check_indices
+from generative_recommenders.ops.common import philox
 
 ALIGNMENT = 16  # bytes, of every row that a kernel reads or writes as vectors
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -28,6 +29,34 @@ class LmsdConfig:
     def num_segments(self) -> int:
         """Segments of D columns in the result."""
         return 1 + int(self.concat_u) + int(self.concat_x)
+
+
+@dataclasses.dataclass(frozen=True)
+class LmsdShape:
+    """What decides which backend serves a call.
+
+    Attributes:
+        device, dtype: of x. parameter_dtypes: of weight and bias.
+        rows, columns: N and D.
+        cfg: the call's configuration.
+        indexed: whether it has ``row_indices``.
+        seed_on_device: whether its seed is a tensor.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    parameter_dtypes: tuple[torch.dtype, ...]
+    rows: int
+    columns: int
+    cfg: LmsdConfig
+    indexed: bool = False
+    seed_on_device: bool = False
+
+    @classmethod
+    def of(cls, x, weight, bias, cfg: LmsdConfig, row_indices=None, seed: int | torch.Tensor = 0) -> LmsdShape:
+        """Of a call with these arguments."""
+        indexed, on_device = row_indices is not None, isinstance(seed, torch.Tensor)
+        return cls(x.device, x.dtype, (weight.dtype, bias.dtype), *x.shape, cfg, indexed, on_device)
 
 
 class _Named:
@@ -102,7 +131,7 @@ def check_inputs(x: torch.Tensor, u: torch.Tensor, weight: torch.Tensor, bias: t
 
 
 def check_row_indices(row_indices: torch.Tensor | None, x: torch.Tensor) -> None:
-    """``row_indices`` must be integers, one per row of x, on its device."""
+    """``row_indices`` must be row numbers (0 or more), one per row of x, on its device."""
     if row_indices is None:
         return
     if row_indices.dtype not in (torch.int32, torch.int64):
@@ -111,6 +140,7 @@ def check_row_indices(row_indices: torch.Tensor | None, x: torch.Tensor) -> None
         raise ValueError(f"lmsd: row_indices has shape {list(row_indices.shape)} but x has {x.shape[0]} rows")
     if row_indices.device != x.device:
         raise ValueError(f"lmsd: row_indices is on {row_indices.device} but x is on {x.device}")
+    check_indices("lmsd: row_indices", row_indices)
 
 
 def check_seed(seed: int | torch.Tensor, x: torch.Tensor) -> None:

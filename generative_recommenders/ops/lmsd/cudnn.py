@@ -12,7 +12,7 @@ import functools
 import torch
 
 from generative_recommenders.ops.lmsd import reference
-from generative_recommenders.ops.lmsd.contract import LmsdConfig, aligned
+from generative_recommenders.ops.lmsd.contract import LmsdConfig, LmsdShape, aligned
 
 MAX_ELEMENTS = 2**31
 MAX_COLUMNS = 1024  # exclusive
@@ -31,37 +31,30 @@ def import_error() -> str | None:
     return None
 
 
-def why_not(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    cfg: LmsdConfig,
-    row_indices: torch.Tensor | None,
-    seed: int | torch.Tensor,
-) -> str | None:
+def why_not(call: LmsdShape) -> str | None:
     """Why the package cannot take this call, or ``None``. Cheap reasons first; nothing is imported before they pass."""
-    rows, columns = x.shape
-    if x.device.type != "cuda":
-        return f"tensors are on {x.device}: it needs an SM10x GPU"
-    capability = torch.cuda.get_device_capability(x.device)
+    if call.device.type != "cuda":
+        return f"tensors are on {call.device}: it needs an SM10x GPU"
+    capability = torch.cuda.get_device_capability(call.device)
     if capability[0] != 10:
         return f"it needs an SM10x GPU; this one is SM{capability[0]}{capability[1]}"
-    return why_not_this_call(rows, columns, x, weight, bias, cfg, row_indices, seed) or import_error()
+    return why_not_this_call(call) or import_error()
 
 
-def why_not_this_call(rows, columns, x, weight, bias, cfg: LmsdConfig, row_indices, seed) -> str | None:
-    """The refusals that depend on the call alone."""
-    if {x.dtype, weight.dtype, bias.dtype} != {torch.bfloat16}:
-        return f"x, weight and bias must be bfloat16, not {x.dtype}, {weight.dtype}, {bias.dtype}"
+def why_not_this_call(call: LmsdShape) -> str | None:
+    """The refusals that do not depend on the device."""
+    dtypes, rows, columns = (call.dtype, *call.parameter_dtypes), call.rows, call.columns
+    if {*dtypes} != {torch.bfloat16}:
+        return f"x, weight and bias must be bfloat16, not {', '.join(map(str, dtypes))}"
     if columns >= MAX_COLUMNS or columns % 8:
         return f"D={columns} must be a multiple of 8 below {MAX_COLUMNS}"
     if not 1 <= rows <= MAX_ELEMENTS // columns:
         return f"N={rows} must be in [1, {MAX_ELEMENTS // columns}] for D={columns}"
-    if cfg.num_groups != 1:
+    if call.cfg.num_groups != 1:
         return "it has no group norm (num_groups must be 1)"
-    if row_indices is not None:
+    if call.indexed:
         return "it has no row_indices"
-    if isinstance(seed, torch.Tensor):
+    if call.seed_on_device:
         return "its seed must be a Python integer, not a tensor"
     return None
 

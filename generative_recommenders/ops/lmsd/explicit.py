@@ -7,6 +7,7 @@ can stand for the other; ``row_indices``, ``num_groups`` and ``backend`` are add
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 
 import torch
 
@@ -76,8 +77,8 @@ def hstu_lmsd_forward(
     contract.check_seed(seed, x_tensor)
     contract.check_row_indices(row_indices, x_tensor)
     with torch.no_grad(), _on_stream(stream, x_tensor.device):
-        call = backends.choose(backend, x_tensor, weight_tensor, bias_tensor, cfg, row_indices, seed)
-        if call.needs_aligned_rows:
+        call, aligned = backends.choose(backend, x_tensor, weight_tensor, bias_tensor, cfg, row_indices, seed)
+        if aligned:
             contract.check_aligned(x_tensor=x_tensor, u_tensor=u_tensor)
         y, mean, rstd, mask = call.forward(x_tensor, u_tensor, weight_tensor, bias_tensor, seed, row_indices, cfg)
     return LmsdForward(y, mean, rstd, mask)
@@ -108,7 +109,7 @@ def hstu_lmsd_backward(
     """Gradients of ``hstu_lmsd_forward``.
 
     ``dropout_ratio``, ``apply_u_silu``, ``concat_u`` and ``concat_x`` must be given and be forward's: y carries no
-    hidden metadata. Other arguments are forward's inputs and results.
+    hidden metadata. Others are forward's inputs and results.
 
     Args:
         dy_tensor: ``[N, D * segments]`` in x's dtype; strides are free (an expanded gradient is copied first).
@@ -121,38 +122,39 @@ def hstu_lmsd_backward(
         order: equal inputs give equal bits on one device.
 
     Raises:
-        TypeError: a dtype is wrong.
-        ValueError: forward configuration is missing (the message names it); shapes, saved tensors or alignment do not
-            fit; or an output overlaps an input or another output.
+        TypeError, ValueError: dtypes, shapes, saved tensors or alignment that do not fit, forward configuration that is
+            missing (the message names it), an output that overlaps an input or another output.
     """
-    given = {
-        "dropout_ratio": dropout_ratio,
-        "apply_u_silu": apply_u_silu,
-        "concat_u": concat_u,
-        "concat_x": concat_x,
-    }
-    missing = [name for name, value in given.items() if value is None]
-    if missing:
-        raise ValueError(f"hstu_lmsd_backward: pass forward's {', '.join(missing)} explicitly")
-    cfg = LmsdConfig(num_groups=num_groups, **given)
+    flags = dict(apply_u_silu=apply_u_silu, concat_u=concat_u, concat_x=concat_x)
+    cfg = _forward_config(num_groups, dropout_ratio=dropout_ratio, **flags)
     contract.check_inputs(x_tensor, u_tensor, weight_tensor, bias_tensor, cfg)
     contract.check_saved(dy_tensor, x_tensor, mean_tensor, rstd_tensor, mask_tensor, cfg)
-    if dweight_tensor is not None and not compute_dweight:
-        raise ValueError("lmsd: dweight_tensor is given but compute_dweight is False: drop one of them")
-    owned = {"dx_tensor": dx_tensor, "du_tensor": du_tensor, "dweight_tensor": dweight_tensor}
-    owned["dbias_tensor"] = dbias_tensor
-    like = dict(zip(owned, (x_tensor, u_tensor, weight_tensor, bias_tensor), strict=True))
-    for name, tensor in owned.items():
-        contract.check_owned(name, tensor, like[name])
-    inputs = {"dy_tensor": dy_tensor, "x_tensor": x_tensor, "u_tensor": u_tensor, "weight_tensor": weight_tensor}
-    inputs |= {"bias_tensor": bias_tensor, "mean_tensor": mean_tensor, "rstd_tensor": rstd_tensor}
-    contract.check_overlap(owned, inputs | {"mask_tensor": mask_tensor})
+    owned = dict(dx_tensor=dx_tensor, du_tensor=du_tensor, dweight_tensor=dweight_tensor, dbias_tensor=dbias_tensor)
+    inputs = dict(x_tensor=x_tensor, u_tensor=u_tensor, weight_tensor=weight_tensor, bias_tensor=bias_tensor)
+    _check_buffers(owned, inputs.values(), compute_dweight)
+    inputs |= dict(dy_tensor=dy_tensor, mean_tensor=mean_tensor, rstd_tensor=rstd_tensor, mask_tensor=mask_tensor)
+    contract.check_overlap(owned, inputs)
     with torch.no_grad(), _on_stream(stream, x_tensor.device):
-        call = backends.choose(backend, x_tensor, weight_tensor, bias_tensor, cfg)
-        if call.needs_aligned_rows:
+        call, aligned = backends.choose(backend, x_tensor, weight_tensor, bias_tensor, cfg)
+        if aligned:
             contract.check_aligned(x_tensor=x_tensor, u_tensor=u_tensor, dx_tensor=dx_tensor, du_tensor=du_tensor)
         grads = call.backward(
             dy_tensor, x_tensor, u_tensor, weight_tensor, bias_tensor, mean_tensor, rstd_tensor, mask_tensor,
             cfg, compute_dweight, tuple(owned.values()),
         )  # fmt: skip
     return LmsdBackward(*grads)
+
+
+def _forward_config(num_groups: int, **given) -> LmsdConfig:
+    """Forward's configuration, all of it given by name: nothing is guessed."""
+    missing = [name for name, value in given.items() if value is None]
+    if missing:
+        raise ValueError(f"hstu_lmsd_backward: pass forward's {', '.join(missing)} explicitly")
+    return LmsdConfig(num_groups=num_groups, **given)
+
+
+def _check_buffers(owned: dict[str, torch.Tensor | None], like: Iterable[torch.Tensor], compute_dweight: bool) -> None:
+    if owned["dweight_tensor"] is not None and not compute_dweight:
+        raise ValueError("lmsd: dweight_tensor is given but compute_dweight is False: drop one of them")
+    for (name, tensor), twin in zip(owned.items(), like, strict=True):
+        contract.check_owned(name, tensor, twin)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from generative_recommenders.ops.lmsd.philox import SEGMENT_U, SEGMENT_X, SEGMENT_Y, keep_decisions
+from generative_recommenders.ops.common.philox import SEGMENT_U, SEGMENT_X, SEGMENT_Y, keep_decisions
 
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:

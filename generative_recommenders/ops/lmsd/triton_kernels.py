@@ -14,7 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from generative_recommenders.ops.lmsd.triton_philox import keep_bytes, spread_bytes
+from generative_recommenders.ops.common.triton_norm import norm_backward
+from generative_recommenders.ops.common.triton_philox import keep_bytes, spread_bytes
 
 RUNTIME = [
     "total", "x_stride", "u_stride", "y_stride", "dx_stride", "du_stride", "mask_stride", "seed_low", "seed_high",
@@ -214,10 +215,7 @@ def lmsd_backward_kernel(
             tl.store(place, _dropped(ell * a, bits, 1, scale, DROPOUT).to(DY.dtype.element_ty), mask=ok)
         tl.store(DU + row * (du_stride.to(tl.int64) * VECTOR) + at, du.to(DU.dtype.element_ty), mask=ok)
         d_ell = dz * a
-        d_hat = d_ell * w
-        mean_d = tl.sum(d_hat, 1)[:, None] / WIDTH
-        mean_dx = tl.sum(d_hat * x_hat, 1)[:, None] / WIDTH
-        dx = (d_hat - mean_d - x_hat * mean_dx) * rstd
+        dx = norm_backward(d_ell * w, x_hat, rstd, WIDTH)
         if CONCAT_X:
             dx += dx_cat
         tl.store(DX + row * (dx_stride.to(tl.int64) * VECTOR) + at, dx.to(DX.dtype.element_ty), mask=ok)

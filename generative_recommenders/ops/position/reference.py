@@ -8,6 +8,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+from generative_recommenders.ops.checks import WHOLE_NUMBERS, check_sequences, matrix, vector
 from generative_recommenders.ops.jagged import row_sequence_ids
 
 SECONDS_PER_TIME_UNIT = 60
@@ -47,7 +48,13 @@ def position_indices(
         num_targets: candidates per sequence, integer ``[B]``.
         num_contextual: contextual rows at the start of every sequence.
         num_buckets: rows of the position table.
+
+    Raises:
+        ValueError: sizes that do not fit; on a CPU also counts beyond a sequence's rows (on a GPU they are asserted).
     """
+    if num_contextual < 0 or num_buckets < 1:
+        raise ValueError(f"num_contextual={num_contextual} must be 0 or more and num_buckets={num_buckets} at least 1")
+    check_sequences(rows.offsets, rows.row.numel(), num_targets=num_targets, prefix=num_contextual, name="offsets")
     history_end = (rows.offsets.diff() - num_targets)[rows.sequence]
     index = history_end - torch.minimum(rows.row, history_end) + num_contextual
     if num_contextual > 0:
@@ -61,8 +68,9 @@ def time_indices(rows: SequenceRows, timestamps: torch.Tensor, num_buckets: int)
     Δt runs from the row's timestamp (int64 seconds ``[T]``) to the last row's, the query time; rows later than it take
     bucket 0. floor(sqrt(Δt / 60)) = isqrt(Δt // 60), so whole numbers are enough. The table has num_buckets + 1 rows.
     """
-    if timestamps.is_floating_point():
+    if timestamps.dtype not in WHOLE_NUMBERS:
         raise TypeError(f"timestamps must be integer seconds, got {timestamps.dtype}")
+    timestamps = vector("timestamps", timestamps, rows.row.numel())
     if timestamps.numel() == 0:
         return timestamps.long()
     last_row = (rows.offsets[1:] - 1).clamp_min(0)
@@ -101,6 +109,7 @@ def add_timestamp_positional_embeddings(
     Returns:
         ``[T, D]`` in the promoted dtype of x and the tables.
     """
+    matrix("x", x, position_weight.shape[1], rows.row.numel())
     position = position_indices(rows, num_targets, num_contextual, position_weight.shape[0])
     time = time_indices(rows, timestamps, time_weight.shape[0] - 1)
     encoded = torch.add(F.embedding(position, position_weight), x, alpha=math.sqrt(x.shape[1]))

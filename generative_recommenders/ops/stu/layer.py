@@ -18,26 +18,24 @@ import dataclasses
 
 import torch
 
-from generative_recommenders.ops.attention.attention import backend_checks, make_row_call
-from generative_recommenders.ops.attention.uvqk import Projection, compute_dtype
-from generative_recommenders.ops.checks import vector
-from generative_recommenders.ops.dispatch import Backend, choose_backend
-from generative_recommenders.ops.lmsd import backends as lmsd_backends
-from generative_recommenders.ops.lmsd.contract import LmsdConfig
+from generative_recommenders.ops.attention.backends import ATTENTION, kernels
+from generative_recommenders.ops.attention.call import AttentionCall
+from generative_recommenders.ops.attention.uvqk import Projection, UvqkParameters, compute_dtype
+from generative_recommenders.ops.checks import matrix, vector
+from generative_recommenders.ops.dispatch import Backend
+from generative_recommenders.ops.lmsd.backends import LMSD
+from generative_recommenders.ops.lmsd.backends import kernels as lmsd_kernels
+from generative_recommenders.ops.lmsd.contract import LmsdConfig, LmsdShape
+from generative_recommenders.ops.stu.call import OutputParameters
 
 
 def why_not_fused(
-    x: torch.Tensor,
-    num_heads: int,
-    attn_dim: int,
-    hidden_dim: int,
-    use_group_norm: bool = False,
-    backend: Backend | str | None = None,
+    x: torch.Tensor, projection: Projection, use_group_norm: bool = False, backend: Backend | str | None = None
 ) -> str | None:
     """Why ``hstu_layer`` cannot serve rows x [T, D], or ``None``: both of its parts must run on Triton.
 
     Args:
-        num_heads, attn_dim, hidden_dim, backend: as ``hstu_layer``.
+        projection, backend: as ``hstu_layer``.
         use_group_norm: whether output statistics are taken per head.
 
     Raises:
@@ -45,84 +43,51 @@ def why_not_fused(
     """
     if use_group_norm:
         return "group norm"
-    u_columns, columns = num_heads * hidden_dim, 2 * num_heads * (hidden_dim + attn_dim)
+    u_columns, columns = projection.u_columns, projection.columns
     if u_columns % 8 or columns % 8:
         return f"U's {u_columns} columns of {columns} are not multiples of 8"
-    dtype = compute_dtype(x)
-    chosen = choose_backend("attention", backend, backend_checks(x, attn_dim, hidden_dim, dtype))
+    chosen = ATTENTION.choose(projection.shape(x), backend)
     if chosen is not Backend.TRITON:
         return f"attention runs on {chosen.value}"
-    rows = x.new_empty(0, u_columns, dtype=dtype)
-    chosen = lmsd_backends.choose_name(backend, rows, rows, rows, LmsdConfig(0.0, True, True, True))
+    dtype, plain = compute_dtype(x), LmsdConfig(0.0, True, True, True)
+    chosen = LMSD.choose(LmsdShape(x.device, dtype, (dtype, dtype), x.shape[0], u_columns, plain), backend)
     return None if chosen is Backend.TRITON else f"LMSD runs on {chosen.value}"
 
 
 def hstu_layer(
     x: torch.Tensor,
-    norm_weight: torch.Tensor,
-    norm_bias: torch.Tensor,
-    uvqk_weight: torch.Tensor,
-    uvqk_bias: torch.Tensor,
-    output_norm_weight: torch.Tensor,
-    output_norm_bias: torch.Tensor,
-    output_weight: torch.Tensor,
-    num_heads: int,
-    attn_dim: int,
-    hidden_dim: int,
-    seq_offsets: torch.Tensor,
-    max_seq_len: int,
-    alpha: float,
-    attn_norm: float | torch.Tensor,
-    eps: float = 1e-6,
+    parameters: UvqkParameters,
+    output: OutputParameters,
+    projection: Projection,
+    call: AttentionCall,
     dropout_ratio: float = 0.0,
     seed: int | torch.Tensor = 0,
-    num_targets: torch.Tensor | None = None,
-    causal: bool = True,
-    max_attn_len: int = 0,
-    contextual_seq_len: int = 0,
-    recompute_normed_x: bool = True,
-    recompute_uvqk: bool = True,
     recompute_y: bool = True,
 ) -> torch.Tensor:
     """``x + LMSD(attention(V, Q, K), U) W_out`` with ``U, V, Q, K = LayerNorm(x) W_uvqk + b``; once differentiable.
 
     Args:
-        x: [T, D]. norm_weight, norm_bias: [D].
-        uvqk_weight: [D, H * (2 * hidden_dim + 2 * attn_dim)], columns in the order U, V, Q, K, each head after head.
-        uvqk_bias: one entry per column of it.
-        output_norm_weight, output_norm_bias: [H * hidden_dim].
-        output_weight: [3 * H * hidden_dim, D].
-        num_heads: H. attn_dim: d_qk. hidden_dim: d_v.
-        seq_offsets, max_seq_len, alpha, attn_norm, num_targets, causal, max_attn_len, contextual_seq_len: as
-            ``ops.attention.hstu_mha``.
-        eps: of both norms. dropout_ratio, seed: as ``ops.lmsd.hstu_lmsd``; pass 0 in evaluation.
-        recompute_normed_x, recompute_uvqk, recompute_y: redo these in the backward instead of keeping them.
+        x: [T, D].
+        parameters, output: of any dtype.
+        projection: sizes, the eps of both norms, and what of the projection is redone in the backward.
+        call: as ``ops.attention.hstu_mha`` takes it one by one.
+        dropout_ratio, seed: as ``ops.lmsd.hstu_lmsd``; pass 0 in evaluation.
+        recompute_y: redo LMSD in the backward instead of keeping its result.
 
     Returns:
-        [T, D] in the dtype of x, or under autocast in its dtype. Parameters may have any dtype: products run in the
-        result's dtype, and gradients come back in each parameter's own.
+        [T, D] in the dtype of x, or under autocast in its dtype. Products run in the result's dtype, and gradients
+        come back in each parameter's own.
 
     Raises:
         ValueError, TypeError: sizes, dtypes or numbers that do not fit. Ask ``why_not_fused`` first.
     """
-    columns, y_columns = 2 * num_heads * (hidden_dim + attn_dim), 3 * num_heads * hidden_dim
-    if x.dim() != 2 or uvqk_weight.shape != (x.shape[1], columns) or output_weight.shape != (y_columns, x.shape[1]):
-        raise ValueError(
-            f"x must be [T, D], uvqk_weight [D, {columns}] and output_weight [{y_columns}, D]: got {tuple(x.shape)}, "
-            f"{tuple(uvqk_weight.shape)} and {tuple(output_weight.shape)}"
-        )
-    call = make_row_call(
-        x, num_heads, attn_dim, hidden_dim, seq_offsets, max_seq_len, alpha, attn_norm, num_targets, causal,
-        max_attn_len, contextual_seq_len,
-    )  # fmt: skip
-    front = Projection(num_heads, attn_dim, hidden_dim, eps, compute_dtype(x), call, recompute_normed_x, recompute_uvqk)
-    plan = _Plan(front, LmsdConfig(dropout_ratio, True, True, True, eps=eps), seed, recompute_y)
-    norm_weight, norm_bias = vector("norm_weight", norm_weight, x.shape[1]), vector("norm_bias", norm_bias, x.shape[1])
-    uvqk_bias = vector("uvqk_bias", uvqk_bias, columns)
-    output_norm_weight = vector("output_norm_weight", output_norm_weight, num_heads * hidden_dim)
-    output_norm_bias = vector("output_norm_bias", output_norm_bias, num_heads * hidden_dim)
-    parameters = (norm_weight, norm_bias, uvqk_weight, uvqk_bias, output_norm_weight, output_norm_bias, output_weight)
-    return _FusedLayer.apply(x, *parameters, plan)
+    parameters, width = parameters.checked(x, projection.columns), projection.u_columns
+    out_norm = (vector(f"output_{name}", getattr(output, name), width) for name in ("norm_weight", "norm_bias"))
+    lmsd = LmsdConfig(dropout_ratio, True, True, True, eps=projection.eps)
+    plan = _Plan(projection, projection.checked_call(x, call), compute_dtype(x), lmsd, seed, recompute_y)
+    return _FusedLayer.apply(
+        x, *parameters, *out_norm, matrix("output_weight", output.weight, x.shape[1], 3 * width), plan
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +95,8 @@ class _Plan:
     """Everything of a layer's call but its tensors of rows and parameters."""
 
     front: Projection
+    call: AttentionCall
+    dtype: torch.dtype
     lmsd: LmsdConfig
     seed: int | torch.Tensor
     recompute_y: bool
@@ -145,22 +112,19 @@ class _FusedLayer(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, norm_weight, norm_bias, weight, bias, out_norm_weight, out_norm_bias, out_weight, plan: _Plan):
-        from generative_recommenders.ops.attention.triton_layer_norm import normalize
-        from generative_recommenders.ops.lmsd import triton_lmsd
-
         front = plan.front
         if x.stride(1) != 1:
             x = x.contiguous()
-        out = torch.empty(x.shape, device=x.device, dtype=front.dtype)
-        normed, mean, rstd = normalize(x, norm_weight, norm_bias, front.eps, front.dtype, copy=out)
+        out = torch.empty(x.shape, device=x.device, dtype=plan.dtype)
+        normed, mean, rstd = kernels().normalize(x, norm_weight, norm_bias, front.eps, plan.dtype, copy=out)
         u, vqk = front.project(normed, weight, bias)
         normed = None if front.recompute_normed_x else normed
-        attention = front.attend(vqk)
+        attention = front.attend(vqk, plan.call)
         vqk = None if front.recompute_uvqk else vqk
-        y, *statistics, mask = triton_lmsd.forward(
+        y, *statistics, mask = lmsd_kernels().forward(
             attention, u, out_norm_weight, out_norm_bias, plan.seed, None, plan.lmsd
         )
-        out.addmm_(y, out_weight.to(front.dtype))
+        out.addmm_(y, out_weight.to(plan.dtype))
         y = None if plan.recompute_y else y
         parameters = (norm_weight, norm_bias, weight, bias, out_norm_weight, out_norm_bias, out_weight)
         ctx.save_for_backward(x, *parameters, normed, mean, rstd, u, vqk, attention, *statistics, mask, y)
@@ -170,9 +134,6 @@ class _FusedLayer(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_out):
-        from generative_recommenders.ops.attention.triton_layer_norm import normalize, normalize_backward
-        from generative_recommenders.ops.lmsd import triton_lmsd
-
         plan, front = ctx.plan, ctx.plan.front
         x, *parameters, normed, mean, rstd, u, vqk, attention, y_mean, y_rstd, mask, y = ctx.saved_tensors
         norm_weight, norm_bias, weight, bias, out_norm_weight, out_norm_bias, out_weight = parameters
@@ -180,9 +141,9 @@ class _FusedLayer(torch.autograd.Function):
         d_out = d_out.contiguous()
         d_out_weight = None if y is None else torch.mm(y.t(), d_out)
         restore_y, y = y is None, None
-        grad = torch.empty(x.shape[0], weight.shape[1], device=x.device, dtype=front.dtype)
-        dy = torch.mm(d_out, out_weight.to(front.dtype).t(), out=plan.room_for_dy(grad))
-        d_attention, u_sums, d_out_norm_weight, d_out_norm_bias = triton_lmsd.backward_for_layer(
+        grad = torch.empty(x.shape[0], weight.shape[1], device=x.device, dtype=plan.dtype)
+        dy = torch.mm(d_out, out_weight.to(plan.dtype).t(), out=plan.room_for_dy(grad))
+        d_attention, u_sums, d_out_norm_weight, d_out_norm_bias = lmsd_kernels().backward_for_layer(
             dy, attention, u, out_norm_weight, out_norm_bias, y_mean, y_rstd, mask, plan.lmsd,
             grad[:, : front.u_columns], restore_y,
         )  # fmt: skip
@@ -190,15 +151,15 @@ class _FusedLayer(torch.autograd.Function):
             d_out_weight = torch.mm(dy.t(), d_out)  # dy holds y now
         del dy, u, attention, mask
         if normed is None:
-            normed, *_ = normalize(x, norm_weight, norm_bias, front.eps, front.dtype)
+            normed, *_ = kernels().normalize(x, norm_weight, norm_bias, front.eps, plan.dtype)
         if vqk is None:
             vqk = front.project_vqk(normed, weight, bias)
-        d_bias = torch.cat([u_sums, front.attend_backward(d_attention, vqk, grad)])
+        d_bias = torch.cat([u_sums, front.attend_backward(d_attention, vqk, grad, plan.call)])
         del vqk, d_attention
         d_weight = torch.mm(normed.t(), grad)
         del normed
-        d_normed = torch.mm(grad, weight.to(front.dtype).t())
+        d_normed = torch.mm(grad, weight.to(plan.dtype).t())
         del grad
-        dx, *d_norm = normalize_backward(x, d_normed, norm_weight, mean, rstd, residual=d_out)
+        dx, *d_norm = kernels().normalize_backward(x, d_normed, norm_weight, mean, rstd, residual=d_out)
         gradients = (*d_norm, d_weight, d_bias, d_out_norm_weight, d_out_norm_bias, d_out_weight)
         return dx, *(g.to(p.dtype) for g, p in zip(gradients, parameters, strict=True)), None

@@ -14,15 +14,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from generative_recommenders.ops.attention import configs, triton_bwd, triton_column_sums, triton_fwd, triton_layer_norm
+from generative_recommenders.ops.attention import configs, triton_bwd, triton_fwd
+from generative_recommenders.ops.common import triton_column_sums, triton_layer_norm
+from generative_recommenders.ops.common.launch import row_launch
 from tests.ops.cubin import resources
 
 SHARED_LIMIT = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 KERNELS = {
-    "forward": triton_fwd.attention_forward,
-    "backward_kv": triton_bwd.attention_backward_kv,
-    "backward_q": triton_bwd.attention_backward_q,
+    "forward": triton_fwd.attention_forward_kernel,
+    "backward_kv": triton_bwd.attention_backward_kv_kernel,
+    "backward_q": triton_bwd.attention_backward_q_kernel,
 }
 FLAGS = {
     "plain": dict(HAS_TARGETS=True, CAUSAL=True, HAS_WINDOW=False, HAS_CONTEXT=False),
@@ -77,13 +79,13 @@ def _source(fn, constants: dict, kind: str, norm_tensor: bool = False) -> ASTSou
 
 def layer_norm_sources(kind: str):
     """The LayerNorm and column-sum kernels at 512 columns, with their launch options."""
-    launch = triton_layer_norm.backward_launch(512)
+    launch = row_launch(512, torch.device("cuda"), resident=16)
     forward = dict(D=512, BD=512, ROWS=8, HAS_COPY=True)
     backward = dict(D=512, BD=512, ROWS=launch.rows, HAS_RESIDUAL=True)
     kernels = (
-        (triton_layer_norm.layer_norm_forward, forward, dict(num_warps=4)),
-        (triton_layer_norm.layer_norm_backward, backward, launch.options()),
-        (triton_column_sums.column_sums, dict(ROWS=8, BC=512), dict(num_warps=4)),
+        (triton_layer_norm.layer_norm_forward_kernel, forward, dict(num_warps=4)),
+        (triton_layer_norm.layer_norm_backward_kernel, backward, launch.options()),
+        (triton_column_sums.column_sums_kernel, dict(ROWS=8, BC=512), dict(num_warps=4)),
     )
     for fn, constants, options in kernels:
         yield fn.__name__, _source(fn, constants, kind), options
@@ -108,9 +110,9 @@ def hopper_sources(few: bool):
     strides = {f"{name}_{kind}": value for name in ("out", "dq", "dk", "dv") for kind, value in STRIDES.items()}
     options = dict(heads=4, **strides)
     kernels = (
-        (triton_hopper_fwd.hopper_forward, dict(WARPGROUPS=3, **hopper_launch.FORWARD_DEPTH)),
-        (triton_hopper_bwd.hopper_backward_kv, hopper_launch.KV_DEPTH),
-        (triton_hopper_bwd.hopper_backward_q, dict(WARPGROUPS=4, **hopper_launch.Q_DEPTH)),
+        (triton_hopper_fwd.attention_hopper_forward_kernel, dict(WARPGROUPS=3, **hopper_launch.FORWARD_DEPTH)),
+        (triton_hopper_bwd.attention_hopper_backward_kv_kernel, hopper_launch.KV_DEPTH),
+        (triton_hopper_bwd.attention_hopper_backward_q_kernel, dict(WARPGROUPS=4, **hopper_launch.Q_DEPTH)),
     )
     for width, kind, has_targets in ((128, "bf16", True),) if few else HOPPER_CASES:
         element = gl.bfloat16 if kind == "bf16" else gl.float16

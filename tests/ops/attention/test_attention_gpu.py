@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from generative_recommenders.ops.attention import hopper_launch, hstu_mha, kernels
-from generative_recommenders.ops.attention.attention import make_call
+from generative_recommenders.ops.attention import hopper_launch, hstu_mha, launch
+from generative_recommenders.ops.attention.call import AttentionCall
 from generative_recommenders.ops.attention.hopper_launch import why_not_hopper
 from tests.ops.attention.oracle import MASKS, Mask, make_case
 from tests.ops.attention.test_attention_triton import (
@@ -27,7 +27,7 @@ HOPPER_MASKS = MASKS[:4]
 
 
 def hopper_or_skip(case) -> None:
-    call = make_call(case.q, case.offsets, case.longest, 1.0, 1.0, case.num_targets, True, 0, 0)
+    call = AttentionCall(case.offsets, case.longest, 1.0, 1.0, case.num_targets).on(case.q.device)
     reason = why_not_hopper(case.q, case.k, case.v, call)
     if reason is not None:
         pytest.skip(reason)
@@ -37,7 +37,7 @@ def check(case, variant: str | None = None) -> None:
     """No output or gradient is more than twice as far from float64 as PyTorch's own arithmetic in the same dtype."""
     alpha, norm = case.q.shape[2] ** -0.5, float(max(case.longest, 1))
     want = oracle(case, alpha, norm)
-    with kernels.variant(variant):
+    with launch.variant(variant):
         got = run(case, alpha, norm)
     reference = run(case, alpha, norm, backend="PYTORCH")
     for name in NAMES:
@@ -99,7 +99,7 @@ def test_one_upstream_row_for_all(variant):
     grads = []
     for expanded in (True, False):
         leaves = [t.detach().requires_grad_() for t in (case.q, case.k, case.v)]
-        with kernels.variant(variant):
+        with launch.variant(variant):
             out = hstu_mha(*leaves, case.offsets, case.longest, 0.1, 300.0, case.num_targets)
             dout = row.expand_as(out)
             grads.append(torch.autograd.grad(out, leaves, dout if expanded else dout.contiguous()))
@@ -118,7 +118,7 @@ def test_hopper_chunks_do_not_change_a_bit(monkeypatch):
 @pytest.mark.parametrize("variant", ["plain", None])
 def test_backward_is_deterministic(variant):
     case = make_case([1500, 3, 700, 64], 4, 128, 128, torch.bfloat16, MASKS[2], device="cuda")
-    with kernels.variant(variant):
+    with launch.variant(variant):
         first, second = run(case, 0.1, 1500.0), run(case, 0.1, 1500.0)
     assert all(torch.equal(first[name], second[name]) for name in NAMES)
 
@@ -126,22 +126,22 @@ def test_backward_is_deterministic(variant):
 def test_norm_tensor_equals_float():
     for variant in ("plain", None):
         case = make_case([300, 200], 4, 128, 128, torch.bfloat16, MASKS[1], device="cuda")
-        with kernels.variant(variant):
+        with launch.variant(variant):
             a, b = run(case, 0.1, 300.0), run(case, 0.1, torch.tensor(300.0, device="cuda"))
         assert all(torch.equal(a[name], b[name]) for name in NAMES)
 
 
 @pytest.mark.parametrize("variant", ["plain", "hopper"])
 def test_no_compilation_per_batch(variant):
-    from generative_recommenders.ops.attention.triton_fwd import attention_forward as kernel
+    from generative_recommenders.ops.attention.triton_fwd import attention_forward_kernel as kernel
 
     hopper_or_skip(make_case([64], 4, 128, 128, torch.bfloat16, MASKS[1], device="cuda"))
     if variant == "hopper":
-        from generative_recommenders.ops.attention.triton_hopper_fwd import hopper_forward as kernel
+        from generative_recommenders.ops.attention.triton_hopper_fwd import attention_hopper_forward_kernel as kernel
     counts = []
     for lengths in ([300, 200], [16], [1024, 1, 77], [999] * 16):
         case = make_case(lengths, 4, 128, 128, torch.bfloat16, MASKS[1], device="cuda")
-        with kernels.variant(variant):
+        with launch.variant(variant):
             run(case, 0.1, float(max(lengths)))
         counts.append(sum(len(cache[0]) for cache in kernel.device_caches.values()))
     assert len(set(counts)) == 1, counts
@@ -150,7 +150,7 @@ def test_no_compilation_per_batch(variant):
 @pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 6e-3), (torch.float16, 1e-3)])
 @pytest.mark.parametrize("variant", ["plain", None])
 def test_fc02_strided_views_of_one_buffer(variant, dtype, tolerance):
-    with kernels.variant(variant):
+    with launch.variant(variant):
         check_fused_buffer("cuda", dtype, 4, 128, tolerance)
 
 
@@ -161,7 +161,7 @@ def test_fc08_neighbours_do_not_change_a_sequence(variant):
     for lengths in ([40], [40, 64], [40, 4096]):
         rows, offsets = sum(lengths), torch.tensor([0, *lengths], device="cuda").cumsum(0)
         targets = torch.ones(len(lengths), dtype=torch.int64, device="cuda")
-        with kernels.variant(variant):
+        with launch.variant(variant):
             out = hstu_mha(
                 whole.q[:rows], whole.k[:rows], whole.v[:rows], offsets, max(lengths), 128**-0.5, 4096.0, targets
             )
@@ -184,12 +184,12 @@ def test_fc09_rows_past_two_billion_elements(variant):
         _, dv, dq, dk = split(grads[rows])
         part = offsets[: sequences - first + 1]
         targets = torch.full((sequences - first,), 3, device="cuda")
-        call = make_call(q, part, length, 0.1, 1000.0, targets, True, 0, 0)
+        call = AttentionCall(part, length, 0.1, 1000.0, targets).on(q.device)
         out = torch.empty(v.shape, device="cuda", dtype=torch.bfloat16)
         grads.fill_(float("nan"))
-        with kernels.variant(variant):
-            kernels.forward_into(q, k, v, out, call)
-            kernels.backward_into(dout[rows], q, k, v, dq, dk, dv, call)
+        with launch.variant(variant):
+            launch.forward_into(q, k, v, out, call)
+            launch.backward_into(dout[rows], q, k, v, dq, dk, dv, call)
         results.append([t[-length:].clone() for t in (out, dq, dk, dv)])
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
@@ -200,12 +200,12 @@ import os, pathlib, torch
 from generative_recommenders.ops.attention import configs, tune
 from tests.ops.attention.oracle import MASKS, make_case
 from tests.ops.attention.test_attention_triton import NAMES, error, oracle, run
-from generative_recommenders.ops.attention import kernels
+from generative_recommenders.ops.attention import launch
 import triton
 
 configs.tuned_file = lambda: pathlib.Path(os.environ["TUNED"])
 candidates = [configs.LaunchConfig(*c) for c in ((64, 64, 4, 2), (128, 64, 8, 2), (32, 32, 4, 1))]
-with kernels.variant("plain"):
+with launch.variant("plain"):
     for lengths in ([64, 200], [64, 333]):
         case = make_case(lengths, 2, 64, 64, torch.bfloat16, MASKS[1], device="cuda")
         scratch = tune.Scratch(2, max(lengths), 2, 64, 64, torch.bfloat16, torch.device("cuda", 0))
@@ -234,7 +234,7 @@ def test_fc14_tuning_in_a_fresh_process(tmp_path):
 
 
 def test_front_matches_float64_under_autocast():
-    from generative_recommenders.ops.attention import hstu_preprocess_attention
+    from generative_recommenders.ops.attention import Projection, UvqkParameters, hstu_preprocess_attention
 
     torch.manual_seed(0)
     rows, width, heads, d = 700, 512, 4, 128
@@ -250,10 +250,9 @@ def test_front_matches_float64_under_autocast():
     def compute(dtype, backend, autocast, recompute=True):
         leaves = [t.to(dtype).requires_grad_() for t in (x, *parameters)]
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
-            u, out = hstu_preprocess_attention(
-                *leaves[:3], 1e-6, *leaves[3:], heads, d, d, offsets, 400, d**-0.5, 400.0, targets,
-                recompute_normed_x=recompute, recompute_uvqk=recompute, backend=backend,
-            )  # fmt: skip
+            projection = Projection(heads, d, d, 1e-6, recompute, recompute)
+            call = AttentionCall(offsets, 400, d**-0.5, 400.0, targets)
+            u, out = hstu_preprocess_attention(leaves[0], UvqkParameters(*leaves[1:]), projection, call, backend)
         assert not autocast or out.dtype == u.dtype == torch.bfloat16
         grads = torch.autograd.grad((u.double() * upstream + out.double() * upstream * 100).sum(), leaves)
         assert all(g.dtype == dtype for g in grads)

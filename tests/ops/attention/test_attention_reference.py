@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from generative_recommenders.ops.attention import hstu_mha, hstu_preprocess_attention, reference
+from generative_recommenders.ops.attention import (
+    AttentionCall,
+    Projection,
+    UvqkParameters,
+    hstu_mha,
+    hstu_preprocess_attention,
+    reference,
+)
 from tests.ops.attention.oracle import MASKS, attention_by_rows, make_case
 
 
@@ -35,7 +42,8 @@ def test_empty_batches_have_zero_gradients(offsets):
     bias = torch.zeros(28, requires_grad=True)
     norm = [torch.ones(8, requires_grad=True), torch.zeros(8, requires_grad=True)]
     x = torch.zeros(0, 8, requires_grad=True)
-    u, y = hstu_preprocess_attention(x, *norm, 1e-6, weight, bias, 2, 4, 3, offsets, 0, 0.5, 1.0)
+    parameters, call = UvqkParameters(*norm, weight, bias), AttentionCall(offsets, 0, 0.5, 1.0)
+    u, y = hstu_preprocess_attention(x, parameters, Projection(2, 4, 3), call)
     assert u.shape == y.shape == (0, 6)
     (u.sum() + y.sum()).backward()
     for parameter in (weight, bias, *norm):

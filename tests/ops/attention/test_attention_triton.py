@@ -9,9 +9,9 @@ import sys
 import pytest
 import torch
 
-from generative_recommenders.ops.attention import configs, hstu_mha, kernels, tune
-from generative_recommenders.ops.attention.attention import make_call
-from generative_recommenders.ops.attention.triton_column_sums import sum_columns
+from generative_recommenders.ops.attention import configs, hstu_mha, launch, tune
+from generative_recommenders.ops.attention.call import AttentionCall
+from generative_recommenders.ops.common.triton_column_sums import sum_columns
 from tests.ops.attention.oracle import MASKS, Mask, attention_by_rows, make_case, sees, visible
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3}
@@ -122,11 +122,11 @@ def fused_buffer_case(lengths, targets, heads, width, dtype, device):
 
 def check_fused_buffer(device, dtype, heads, width, tolerance):
     case, grads, (dq, dk, dv) = fused_buffer_case([61, 130, 97], [3, 1, 5], heads, width, dtype, device)
-    call = make_call(case.q, case.offsets, 130, width**-0.5, 130.0, case.num_targets, True, 0, 0)
+    call = AttentionCall(case.offsets, 130, width**-0.5, 130.0, case.num_targets).on(case.q.device)
     out = torch.full(case.v.shape, float("nan"), device=device, dtype=dtype)
     with torch.no_grad():
-        kernels.forward_into(case.q, case.k, case.v, out, call)
-        kernels.backward_into(case.dout, case.q, case.k, case.v, dq, dk, dv, call)
+        launch.forward_into(case.q, case.k, case.v, out, call)
+        launch.backward_into(case.dout, case.q, case.k, case.v, dq, dk, dv, call)
     want = oracle(case, width**-0.5, 130.0)
     got = dict(zip(NAMES, (out, dq, dk, dv), strict=True))
     assert_close(got, want, tolerance)

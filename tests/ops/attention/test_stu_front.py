@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from generative_recommenders.ops.attention import hstu_preprocess_attention
+from generative_recommenders.ops.attention import (
+    AttentionCall,
+    Projection,
+    UvqkParameters,
+    hstu_preprocess_attention,
+)
 from generative_recommenders.ops.dispatch import BackendUnavailable
 from tests.ops.attention.oracle import Case, Mask, attention_by_rows, targets_of
 
@@ -31,6 +36,16 @@ def oracle(inputs, offsets, targets, mask, alpha, norm):
     return (u, attention_by_rows(case, alpha, norm).flatten(1)), (x, norm_weight, norm_bias, weight, bias)
 
 
+def front(inputs, offsets, longest, targets=None, recompute=(True, True), backend=None):
+    """The front of x and its four parameters; scores times 0.3, divided by 7."""
+    x, *parameters = inputs
+    projection, call = (
+        Projection(HEADS, D_QK, D_V, 1e-6, *recompute),
+        AttentionCall(offsets, longest, 0.3, 7.0, targets),
+    )
+    return hstu_preprocess_attention(x, UvqkParameters(*parameters), projection, call, backend)
+
+
 @pytest.mark.parametrize("recompute", list(itertools.product((False, True), repeat=2)))
 def test_forward_and_gradients(recompute):
     lengths = [19, 0, 1, 33]
@@ -38,10 +53,7 @@ def test_forward_and_gradients(recompute):
     targets = targets_of(lengths, "many", 0, torch.Generator().manual_seed(1))
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     inputs = make_inputs(sum(lengths), torch.float32)
-    got = hstu_preprocess_attention(
-        *inputs[:3], 1e-6, *inputs[3:], HEADS, D_QK, D_V, offsets, 33, 0.3, 7.0, targets,
-        recompute_normed_x=recompute[0], recompute_uvqk=recompute[1], backend="TRITON",
-    )  # fmt: skip
+    got = front(inputs, offsets, 33, targets, recompute, "TRITON")
     want, leaves = oracle(inputs, offsets, targets, mask, 0.3, 7.0)
     generator = torch.Generator().manual_seed(5)
     upstream = [torch.randn(t.shape, generator=generator) for t in want]
@@ -58,18 +70,14 @@ def test_recompute_keeps_x_alone():
     inputs = make_inputs(rows, torch.float32)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        hstu_preprocess_attention(
-            *inputs[:3], 1e-6, *inputs[3:], HEADS, D_QK, D_V, torch.tensor([0, rows]), rows, 0.3, 7.0, backend="TRITON"
-        )
+        front(inputs, torch.tensor([0, rows]), rows, backend="TRITON")
     assert {t.data_ptr() for t in kept if t.dim() == 2 and t.shape[0] == rows} == {inputs[0].data_ptr()}
 
 
 @pytest.mark.parametrize("offsets", [[0], [0, 0], [0, 0, 0]])
 def test_empty_batches_have_zero_gradients(offsets):
     inputs = make_inputs(0, torch.float32)
-    u, out = hstu_preprocess_attention(
-        *inputs[:3], 1e-6, *inputs[3:], HEADS, D_QK, D_V, torch.tensor(offsets), 0, 0.3, 7.0, backend="TRITON"
-    )
+    u, out = front(inputs, torch.tensor(offsets), 0, backend="TRITON")
     assert u.shape == out.shape == (0, HEADS * D_V)
     (u.sum() + out.sum()).backward()
     for tensor in inputs:
@@ -78,13 +86,10 @@ def test_empty_batches_have_zero_gradients(offsets):
 
 def test_an_unused_output_has_no_part_in_the_gradient():
     inputs = make_inputs(20, torch.float32)
-    arguments = (
-        *inputs[:3], 1e-6, *inputs[3:], HEADS, D_QK, D_V, torch.tensor([0, 20]), 20, 0.3, 7.0,
-    )  # fmt: skip
     for used in (0, 1):
         grads = []
         for backend in ("TRITON", "PYTORCH"):
-            outputs = hstu_preprocess_attention(*arguments, backend=backend)
+            outputs = front(inputs, torch.tensor([0, 20]), 20, backend=backend)
             grads.append(torch.autograd.grad(outputs[used].square().sum(), inputs))
         for a, b in zip(*grads, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
@@ -93,16 +98,11 @@ def test_an_unused_output_has_no_part_in_the_gradient():
 def test_mixed_dtypes_need_autocast():
     inputs = make_inputs(4, torch.float32)
     with pytest.raises(ValueError, match="autocast"):
-        hstu_preprocess_attention(
-            inputs[0].half(), *inputs[1:3], 1e-6, *inputs[3:], HEADS, D_QK, D_V, torch.tensor([0, 4]), 4, 0.3, 7.0
-        )
+        front([inputs[0].half(), *inputs[1:]], torch.tensor([0, 4]), 4)
 
 
 def call_front(inputs, backend, rows):
-    offsets = torch.tensor([0, rows])
-    return hstu_preprocess_attention(
-        *inputs[:3], 1e-6, *inputs[3:], HEADS, D_QK, D_V, offsets, rows, 0.3, 7.0, backend=backend
-    )
+    return front(inputs, torch.tensor([0, rows]), rows, backend=backend)
 
 
 def test_strided_parameters_are_read_right():

@@ -5,6 +5,8 @@ import dataclasses
 import pytest
 import torch
 
+from generative_recommenders.ops.attention import Projection
+
 NAMES = ("own", "u", "attention", "dx", "d_norm_weight", "d_norm_bias", "d_weight", "d_bias")
 
 
@@ -40,7 +42,7 @@ class Case:
     @property
     def shape(self):
         """The op's arguments behind the parameters."""
-        return self.heads, self.qk, self.v, self.qk**-0.5, self.norm
+        return Projection(self.heads, self.qk, self.v), self.qk**-0.5, self.norm
 
 
 def oracle(case, x, offsets, targets, parameters):

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from generative_recommenders.ops.candidate_attention import CandidateRows, triton_launch
-from generative_recommenders.ops.candidate_attention.absorbed import Sizes
+from generative_recommenders.ops.candidate_attention import CandidateRows, launch
+from generative_recommenders.ops.candidate_attention.call import Sizes
 
 REPOSITORY = pathlib.Path(__file__).parents[3]
 SIZES = Sizes(num_heads=2, attn_dim=8, hidden_dim=8, alpha=0.3, eps=1e-6, attn_norm=20.0)
@@ -27,11 +27,11 @@ def batch(lengths, targets, width=32, dtype=torch.float32, seed=0):
 @pytest.mark.parametrize("targets", [[1, 1, 1], [3, 0, 6]], ids=["one", "several"])
 def test_splits_change_rounding_only(targets):
     x, offsets, candidates, qw, gs = batch([50, 9, 17], targets)
-    sums, stats = triton_launch.forward_pass(x, offsets, candidates, qw, SIZES, splits=1)
-    dx, ds = triton_launch.backward_pass(x, offsets, candidates, qw, gs, stats, SIZES, splits=1)
+    sums, stats = launch.absorbed_forward(x, offsets, candidates, qw, SIZES, splits=1)
+    dx, ds = launch.absorbed_backward(x, offsets, candidates, qw, gs, stats, SIZES, splits=1)
     for splits in (2, 5):
-        again, again_stats = triton_launch.forward_pass(x, offsets, candidates, qw, SIZES, splits=splits)
-        again_dx, again_ds = triton_launch.backward_pass(x, offsets, candidates, qw, gs, stats, SIZES, splits=splits)
+        again, again_stats = launch.absorbed_forward(x, offsets, candidates, qw, SIZES, splits=splits)
+        again_dx, again_ds = launch.absorbed_backward(x, offsets, candidates, qw, gs, stats, SIZES, splits=splits)
         for got, want in ((again, sums), (again_dx, dx), (again_ds, ds)):
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
         rows = torch.cat([torch.arange(offsets[b], offsets[b + 1]) for b in range(3) if targets[b]])
@@ -42,8 +42,8 @@ def test_two_runs_are_bit_equal():
     x, offsets, candidates, qw, gs = batch([50, 9, 17], [1, 1, 1])
     runs = []
     for _ in range(2):
-        sums, stats = triton_launch.forward_pass(x, offsets, candidates, qw, SIZES, splits=3)
-        runs.append((sums, *triton_launch.backward_pass(x, offsets, candidates, qw, gs, stats, SIZES, splits=3)))
+        sums, stats = launch.absorbed_forward(x, offsets, candidates, qw, SIZES, splits=3)
+        runs.append((sums, *launch.absorbed_backward(x, offsets, candidates, qw, gs, stats, SIZES, splits=3)))
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
@@ -54,10 +54,10 @@ def test_blocks_and_descriptors(width, dtype, monkeypatch):
     results = []
     for hopper in (False, True):
         for descriptors in (False, True):
-            device = triton_launch.Device(4, hopper, descriptors)
-            monkeypatch.setattr(triton_launch, "INTERPRETER", device)
-            sums, stats = triton_launch.forward_pass(x, offsets, candidates, qw, SIZES)
-            results.append((sums, *triton_launch.backward_pass(x, offsets, candidates, qw, gs, stats, SIZES)))
+            device = launch.Device(4, hopper, descriptors)
+            monkeypatch.setattr(launch, "INTERPRETER", device)
+            sums, stats = launch.absorbed_forward(x, offsets, candidates, qw, SIZES)
+            results.append((sums, *launch.absorbed_backward(x, offsets, candidates, qw, gs, stats, SIZES)))
     for result in results[1:]:
         for got, want in zip(result, results[0], strict=True):
             torch.testing.assert_close(got.float(), want.float(), rtol=2e-3, atol=2e-3)
@@ -66,8 +66,8 @@ def test_blocks_and_descriptors(width, dtype, monkeypatch):
 def test_rows_with_a_far_mean():
     """Raw rows enter the products: a mean 100 times the deviation must not show."""
     x, offsets, candidates, qw, _ = batch([40], [1])
-    sums, stats = triton_launch.forward_pass(x, offsets, candidates, qw, SIZES)
-    far, far_stats = triton_launch.forward_pass(x + 100, offsets, candidates, qw, SIZES)
+    sums, stats = launch.absorbed_forward(x, offsets, candidates, qw, SIZES)
+    far, far_stats = launch.absorbed_forward(x + 100, offsets, candidates, qw, SIZES)
     torch.testing.assert_close(far_stats[:, 0], stats[:, 0] + 100)
     torch.testing.assert_close(far, sums, rtol=1e-3, atol=1e-4)
 
@@ -95,14 +95,14 @@ class _Recorder:
 def test_no_recompilation_for_other_lengths_and_batches(monkeypatch):
     recorders = {}
     for name in ("absorbed_forward_kernel", "absorbed_backward_kernel"):
-        kernel = getattr(triton_launch.kernels, name)
+        kernel = getattr(launch.absorbed, name)
         recorders[name] = _Recorder(_parameters(kernel))
-        monkeypatch.setattr(triton_launch.kernels, name, recorders[name])
-    monkeypatch.setattr(triton_launch, "INTERPRETER", triton_launch.Device(64, False, False))
+        monkeypatch.setattr(launch.absorbed, name, recorders[name])
+    monkeypatch.setattr(launch, "INTERPRETER", launch.Device(64, False, False))
     for longest in range(1, 2400, 100):  # 24 maximum lengths
         x, offsets, candidates, qw, gs = batch([longest, 1 + longest // 3], [1, 1])
-        _, stats = triton_launch.forward_pass(x, offsets, candidates, qw, SIZES)
-        triton_launch.backward_pass(x, offsets, candidates, qw, gs, stats, SIZES)
+        _, stats = launch.absorbed_forward(x, offsets, candidates, qw, SIZES)
+        launch.absorbed_backward(x, offsets, candidates, qw, gs, stats, SIZES)
     assert [len(recorder.seen) for recorder in recorders.values()] == [1, 1]
 
 
@@ -117,7 +117,7 @@ def _parameters(kernel):
 
 
 def test_kernels_do_not_specialise_on_counts():
-    source = pathlib.Path(triton_launch.kernels.__file__).read_text()
+    source = pathlib.Path(launch.absorbed.__file__).read_text()
     assert source.count('@triton.jit(do_not_specialize=["splits", "columns", "chunks"])') == 2
     assert source.count('@triton.jit(do_not_specialize=["splits"])') == 1
 
@@ -128,7 +128,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 import torch
-from generative_recommenders.ops.candidate_attention import triton_absorbed as k, triton_launch as launch
+from generative_recommenders.ops.candidate_attention import triton_absorbed as k, launch
 from generative_recommenders.ops.candidate_attention import triton_materialised as m
 
 POINTERS = dict(OFFSETS="*i64", TARGET_OFFSETS="*i64", QW="*fp32", GS="*fp32", SUMS="*fp32", STATS="*fp32",
@@ -172,8 +172,8 @@ for backward in (False, True):
             shape | dict(TC=3, KC=16, STAGES=tile.stages, TMA=tma), *options, block)
 compile(k.candidate_rows_backward_kernel, "bf16", arch, dict(D=512, DP=512, HAS_RESIDUAL=True), 4, 3)
 shape = dict(H=4, DK=128, DV=128, PK=128, PV=128, BN=32, NORM_TENSOR=False)
-compile(m.one_query_forward_kernel, "bf16", arch, shape, 4, 3)
-compile(m.one_query_backward_kernel, "bf16", arch, shape, 4, 3)
+compile(m.materialised_forward_kernel, "bf16", arch, shape, 4, 3)
+compile(m.materialised_backward_kernel, "bf16", arch, shape, 4, 3)
 print("compiled")
 """
 

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from generative_recommenders.ops.attention import UvqkParameters
 from generative_recommenders.ops.candidate_attention import (
     COMPUTATIONS,
     CandidateRows,
     TargetSummary,
-    absorbed,
+    backends,
     candidate_attention,
     why_not_computation,
 )
@@ -21,7 +22,7 @@ def compute(case, dtype, computation, backend, **changes):
 
     def op(x, p):
         return candidate_attention(
-            x, offsets, targets, p[0], p[1], 1e-6, p[2], p[3], *case.shape, computation, backend, **changes
+            x, offsets, targets, UvqkParameters(*p), *case.shape, computation, backend, **changes
         )
 
     return outputs_and_gradients(op, x, parameters, grads)
@@ -78,7 +79,7 @@ def test_strided_rows():
     wide = torch.cat([x, torch.full_like(x, float("nan"))], dim=1)
 
     def op(x, p):
-        return candidate_attention(x, offsets, targets, p[0], p[1], 1e-6, p[2], p[3], *case.shape, backend="TRITON")
+        return candidate_attention(x, offsets, targets, UvqkParameters(*p), *case.shape, backend="TRITON")
 
     plain = op(x, parameters)
     for a, b in zip(op(wide[:, : x.shape[1]], parameters), plain, strict=True):
@@ -92,7 +93,7 @@ def test_other_parameter_dtype():
     parameters = [p.requires_grad_() for p in case.inputs(torch.float32)[3]]
     for backend in ("PYTORCH", "TRITON"):
         p = parameters
-        out = candidate_attention(x, offsets, targets, p[0], p[1], 1e-6, p[2], p[3], *case.shape, backend=backend)
+        out = candidate_attention(x, offsets, targets, UvqkParameters(*p), *case.shape, backend=backend)
         assert all(o.dtype == torch.float16 for o in out)
         grads = torch.autograd.grad(sum(o.float().sum() for o in out), parameters)
         assert all(g.dtype == torch.float32 for g in grads)
@@ -111,11 +112,11 @@ def test_errors():
     case = CASES["several"]
     x, offsets, targets, p, _ = case.inputs(torch.float32)
     with pytest.raises(ValueError, match="'folded' is not known"):
-        candidate_attention(x, offsets, targets, p[0], p[1], 1e-6, p[2], p[3], *case.shape, computation="folded")
+        candidate_attention(x, offsets, targets, UvqkParameters(*p), *case.shape, computation="folded")
     with pytest.raises(ValueError, match="uvqk_weight must be"):
-        candidate_attention(x, offsets, targets, p[0], p[1], 1e-6, p[2][:, 1:], p[3], *case.shape)
+        candidate_attention(x, offsets, targets, UvqkParameters(*p[:2], p[2][:, 1:], p[3]), *case.shape)
     with pytest.raises(ValueError, match="num_targets must be"):
-        candidate_attention(x, offsets, targets[1:], p[0], p[1], 1e-6, p[2], p[3], *case.shape)
+        candidate_attention(x, offsets, targets[1:], UvqkParameters(*p), *case.shape)
     with pytest.raises(BackendUnavailable, match="exactly one target per sequence"):
         compute(case, torch.float32, "materialised", "TRITON")
     with pytest.raises(BackendUnavailable, match="float64"):
@@ -132,7 +133,7 @@ def test_why_not_computation():
 
 
 def test_what_the_absorbed_kernels_refuse():
-    why = lambda width, dtype, heads: absorbed.why_not_absorbed(torch.zeros(0, width, dtype=dtype), heads)  # noqa: E731
+    why = backends.why_not_absorbed
     for width, dtype, heads in ((512, torch.bfloat16, 16), (1024, torch.float16, 8), (512, torch.float32, 8)):
         assert why(width, dtype, heads) is None
     assert "width 2048 is above 1024" in why(2048, torch.bfloat16, 4)

@@ -14,9 +14,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from generative_recommenders.ops.common.launch import row_launch
 from generative_recommenders.ops.encode import triton_copy, triton_encode, triton_swish, triton_table_sums
-from generative_recommenders.ops.encode.launch import row_launch
-from generative_recommenders.ops.encode.sequence import BACKWARD_LAUNCH
+from generative_recommenders.ops.encode.launch import BACKWARD_LAUNCH
 from tests.ops.cubin import resources
 
 ROWS = ("C", "A", "X", "Y", "DX", "DY", "DC", "DA", "Action", "Source")  # tensors in the dtype of the rows
@@ -55,22 +55,28 @@ def cases(kind: str, width: int):
     rows_and_sums = row_launch(width, gpu, **BACKWARD_LAUNCH)
     shape = dict(D=width, BD=ahead.block)
     rows = shape | dict(ROWS=ahead.rows)
-    for fn, launch in ((triton_swish.swish_norm_forward, ahead), (triton_swish.swish_norm_backward, sums)):
+    for fn, launch in (
+        (triton_swish.swish_layer_norm_forward_kernel, ahead),
+        (triton_swish.swish_layer_norm_backward_kernel, sums),
+    ):
         yield fn.__name__, source_of(fn, kind, rows), launch.options()
     events = rows | dict(EVENTS=True, ATTRIBUTES=True, DROPOUT=True)
     context = rows | dict(EVENTS=False, ATTRIBUTES=False, DROPOUT=True)
-    for fn, launch in ((triton_encode.encode_forward, ahead), (triton_encode.encode_backward, rows_and_sums)):
+    for fn, launch in (
+        (triton_encode.encode_forward_kernel, ahead),
+        (triton_encode.encode_backward_kernel, rows_and_sums),
+    ):
         yield f"{fn.__name__} events", source_of(fn, kind, events), launch.options()
         absent = dict.fromkeys(n for n in ("A", "CWeight", "AWeight", "CBias", "ABias") if n in fn.arg_names)
         absent |= dict.fromkeys(n for n in ("Action", "Pattern", "Stats", "DA", "Partial") if n in fn.arg_names)
-        if fn is triton_encode.encode_backward:
+        if fn is triton_encode.encode_backward_kernel:
             absent["C"] = None
         yield f"{fn.__name__} context", source_of(fn, kind, context | absent), launch.options()
     tile, warps = triton_table_sums.piece_launch(ahead.block)
     pieces = shape | dict(ROWS=tile, LENGTH=triton_table_sums.PIECE, DROPOUT=True)
-    yield "piece_sums", source_of(triton_table_sums.piece_sums, kind, pieces), dict(num_warps=warps)
+    yield "piece_sums", source_of(triton_table_sums.piece_sums_kernel, kind, pieces), dict(num_warps=warps)
     entries = dict(D=width, BC=min(128, ahead.block), ROWS=16)
-    yield "entry_sums", source_of(triton_table_sums.entry_sums, kind, entries), dict(num_warps=4)
+    yield "entry_sums", source_of(triton_table_sums.entry_sums_kernel, kind, entries), dict(num_warps=4)
     copy = shape | dict(ROWS=max(1, 4096 // ahead.block))
     yield "copy_rows", source_of(triton_copy.copy_rows_kernel, kind, copy), dict(num_warps=4)
 

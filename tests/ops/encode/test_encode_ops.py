@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from generative_recommenders.ops import dispatch
+from generative_recommenders.ops.common import philox
 from generative_recommenders.ops.dispatch import BackendUnavailable
 from generative_recommenders.ops.encode import EncodeCall, encode_sequence, swish_layer_norm, why_not_fused
-from generative_recommenders.ops.lmsd import philox
 from tests.ops.encode import oracle
 
 pytest.importorskip("triton")
@@ -19,7 +19,7 @@ DEVICE, TOLERANCE, relative_error = oracle.DEVICE, oracle.TOLERANCE, oracle.rela
 SEED = 0x1234_5678_9ABC
 
 
-def run(problem, ratio=0.0, seed=SEED):
+def run(problem, ratio=0.0, seed=SEED, fused=True):
     """x and the gradients by leaf for a fixed upstream gradient."""
     p, call_seed = problem.leaves, torch.tensor([seed], device=DEVICE)
     call = EncodeCall(
@@ -28,15 +28,15 @@ def run(problem, ratio=0.0, seed=SEED):
     a_norm = (p["a_weight"], p["a_bias"], oracle.EPS) if "attributes" in p else None
     x = encode_sequence(
         p["content"], (p["weight"], p["bias"], oracle.EPS), p.get("attributes"), a_norm, p["action"], p.get("context"),
-        p["position"], p["time"], call,
+        p["position"], p["time"], call, fused,
     )  # fmt: skip
     g = torch.Generator().manual_seed(7)
     dx = torch.randn(x.shape, generator=g).to(x)
     return x, dx, dict(zip(p, torch.autograd.grad(x, list(p.values()), dx), strict=True))
 
 
-def check(problem, ratio=0.0):
-    x, dx, grads = run(problem, ratio)
+def check(problem, ratio=0.0, fused=True):
+    x, dx, grads = run(problem, ratio, fused=fused)
     rows = torch.arange(x.shape[0], device=DEVICE)
     keep = philox.keep_decisions(rows, x.shape[1], SEED, 3, ratio) if ratio else None
     leaves, truth = oracle.encode(problem, keep, ratio)
@@ -59,6 +59,14 @@ def check(problem, ratio=0.0):
 @pytest.mark.parametrize("width", [16, 40, 128])
 def test_encoding_equals_float64(dtype, ratio, width):
     check(oracle.make_problem(events=150, context=10, width=width, dtype=dtype), ratio)
+
+
+@pytest.mark.parametrize("attributes", [False, True])
+@pytest.mark.parametrize("context", [0, 5])
+@pytest.mark.parametrize("ratio", [0.0, 0.3])
+def test_the_reference_equals_float64(attributes, context, ratio):
+    """Its decisions are the kernel's, too."""
+    check(oracle.make_problem(33, context, 16, torch.float32, attributes), ratio, fused=False)
 
 
 @pytest.mark.parametrize("attributes", [False, True])
@@ -154,11 +162,12 @@ def test_swish_norm_equals_float64(dtype, rows, width):
     check_swish(rows, width, dtype)
 
 
-def test_swish_norm_of_any_shape_and_layout():
+@pytest.mark.parametrize("fused", [True, False])
+def test_swish_norm_of_any_shape_and_layout(fused):
     wide = torch.randn(6, 5, 32, device=DEVICE)
     weight, bias = torch.randn(2, 16, device=DEVICE).unbind()
     x = wide[..., 4:20]
-    got = swish_layer_norm(x, weight, bias, oracle.EPS)
+    got = swish_layer_norm(x, weight, bias, oracle.EPS, fused)
     assert relative_error(got, swish(x.double(), weight.double(), bias.double())) < 3e-6
 
 

@@ -29,7 +29,7 @@ def compile_one(kernel, dtype, columns, groups, dropout, tensors, architecture):
     width = columns // groups
     block = triton.next_power_of_2(width)
     config = launch.choose_launch(block, DTYPES[dtype], backward, dropout)
-    constants = dict(WIDTH=width, BLOCK=block, GROUPS=groups, UNITS=config.units, VECTOR=config.vector, SILU=True)
+    constants = dict(WIDTH=width, BLOCK=block, GROUPS=groups, UNITS=config.rows, VECTOR=config.vector, SILU=True)
     constants |= dict(CONCAT_U=True, CONCAT_X=True, DROPOUT=dropout)
     if not backward and not tensors:
         constants |= dict(ROWS=None, SEED=None)

@@ -55,7 +55,8 @@ def test_shapes_and_dtypes(lmsd_tools):
 
 
 def test_no_mask_and_no_draw_without_dropout(problem, monkeypatch):
-    from generative_recommenders.ops.lmsd import philox, reference
+    from generative_recommenders.ops.common import philox
+    from generative_recommenders.ops.lmsd import reference
 
     def refuse(*_):
         raise AssertionError("drawn at dropout 0")

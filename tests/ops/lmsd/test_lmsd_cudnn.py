@@ -12,7 +12,7 @@ import torch
 
 from generative_recommenders.ops.lmsd import cudnn as adapter
 from generative_recommenders.ops.lmsd import explicit
-from generative_recommenders.ops.lmsd.contract import LmsdConfig
+from generative_recommenders.ops.lmsd.contract import LmsdConfig, LmsdShape
 
 CONFIG = LmsdConfig(0.1, True, True, True)
 
@@ -20,7 +20,7 @@ CONFIG = LmsdConfig(0.1, True, True, True)
 def why_not(rows=4, columns=512, dtype=torch.bfloat16, weight_dtype=None, cfg=CONFIG, row_indices=None, seed=0):
     x = torch.empty(rows, columns, dtype=dtype, device="meta")
     weight = torch.empty(columns, dtype=weight_dtype or dtype, device="meta")
-    return adapter.why_not_this_call(rows, columns, x, weight, weight, cfg, row_indices, seed)
+    return adapter.why_not_this_call(LmsdShape.of(x, weight, weight, cfg, row_indices, seed))
 
 
 def test_refusals():
@@ -35,7 +35,7 @@ def test_refusals():
     assert "row_indices" in why_not(row_indices=torch.arange(4))
     assert "seed" in why_not(seed=torch.tensor(3))
     x = torch.zeros(2, 8, dtype=torch.bfloat16)
-    assert "SM10x" in adapter.why_not(x, x[0], x[0], CONFIG, None, 0)
+    assert "SM10x" in adapter.why_not(LmsdShape.of(x, x[0], x[0], CONFIG))
 
 
 @pytest.fixture

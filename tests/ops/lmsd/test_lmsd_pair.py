@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
-from generative_recommenders.ops.lmsd import hstu_lmsd_backward, hstu_lmsd_forward, triton_lmsd
+from generative_recommenders.ops.common.launch import RowLaunch
+from generative_recommenders.ops.lmsd import hstu_lmsd_backward, hstu_lmsd_forward, launch
 from generative_recommenders.ops.lmsd.contract import LmsdConfig
-from generative_recommenders.ops.lmsd.launch import LaunchConfig
 
 ROWS = (0, 1, 2, 3, 257, 4099)
 WIDTHS = (8, 64, 96, 128, 256, 512, 768, 1024, 1536, 4096)
@@ -97,15 +97,15 @@ def test_tile_shapes_draw_one_mask(lmsd_tools, units, warps, programs):
     """Any forced launch passes alone: same mask, same result to rounding, same gradients, none added twice."""
     problem = lmsd_tools.make_problem(37, 64)
     cfg = LmsdConfig(0.4, True, True, True)
-    config = LaunchConfig(units, warps, 4, programs)
+    config = RowLaunch(64, units, warps, programs, vector=4)
     base = hstu_lmsd_forward(*problem.tensors, dropout_ratio=0.4, seed=5, backend="PYTORCH")
-    y, mean, rstd, mask = triton_lmsd.forward(*problem.tensors, 5, None, cfg, config)
+    y, mean, rstd, mask = launch.forward(*problem.tensors, 5, None, cfg, config)
     assert torch.equal(mask, base.mask_tensor)
     torch.testing.assert_close(y, base.y_tensor)
     flags = {"dropout_ratio": 0.4, "apply_u_silu": True, "concat_u": True, "concat_x": True}
     right = hstu_lmsd_backward(torch.ones_like(y), *problem.tensors, *base[1:], backend="PYTORCH", **flags)
     for _ in range(2):
-        grads = triton_lmsd.backward(torch.ones_like(y), *problem.tensors, mean, rstd, mask, cfg, True, config=config)
+        grads = launch.backward(torch.ones_like(y), *problem.tensors, mean, rstd, mask, cfg, True, config=config)
         for grad, wanted in zip(grads, right, strict=True):
             torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-5)
 

@@ -8,7 +8,9 @@ import torch
 
 from generative_recommenders.modules import stu
 from generative_recommenders.modules.stu import STULayer, STULayerConfig
-from generative_recommenders.ops.lmsd.philox import keep_decisions
+from generative_recommenders.ops.attention import AttentionCall, Projection
+from generative_recommenders.ops.common.philox import keep_decisions
+from generative_recommenders.ops.stu import OutputParameters, reference
 from tests.ops.attention.oracle import Case, Mask, attention_by_rows, targets_of
 
 HEADS, D_QK, D_V, WIDTH, RATIO = 2, 16, 24, 40, 0.25
@@ -85,6 +87,29 @@ def fused_only(monkeypatch):
         raise AssertionError("the layer was composed, not fused")
 
     monkeypatch.setattr(stu, "hstu_preprocess_attention", refuse)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5])  # exact in the fp32 that the oracle scales with
+def test_the_reference_is_the_mathematics(ratio):
+    layer = make_layer(output_dropout_ratio=ratio).double()
+    generator = torch.Generator().manual_seed(11)
+    x = torch.randn(27, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True)
+    offsets, targets = torch.tensor([0, 19, 27]), torch.tensor([3, 1])
+    p = dict(layer.named_parameters())
+    got = reference.hstu_layer(
+        x,
+        layer._uvqk_parameters(),
+        OutputParameters(*(p[f"_output_{name}"] for name in ("norm_weight", "norm_bias", "weight"))),
+        layer.projection,
+        AttentionCall(offsets, 19, layer.config.alpha, layer.attention_normaliser(offsets), targets),
+        ratio,
+        99,
+    )
+    want, wide_x, wide = oracle(layer, x, offsets, targets, MANY, 99)
+    torch.testing.assert_close(got, want)
+    grads = torch.autograd.grad(got.square().sum(), [x, *p.values()])
+    for a, b in zip(grads, torch.autograd.grad(want.square().sum(), [wide_x, *wide.values()]), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("flags", list(itertools.product((False, True), repeat=3)))
@@ -194,16 +219,14 @@ def test_upstream_gradients_of_any_stride():
 )
 def test_why_not_fused(changes, reason):
     c = dataclasses.replace(make_layer().config, **changes)
-    got = stu.why_not_fused(
-        torch.randn(3, WIDTH), c.num_heads, c.attention_dim, c.hidden_dim, c.use_group_norm, c.backend
-    )
-    assert reason in got
+    projection = Projection(c.num_heads, c.attention_dim, c.hidden_dim)
+    assert reason in stu.why_not_fused(torch.randn(3, WIDTH), projection, c.use_group_norm, c.backend)
 
 
 def test_lmsd_on_another_backend_is_composed(monkeypatch):
     monkeypatch.setenv("HSTU_ATTENTION_BACKEND", "TRITON")
     monkeypatch.setenv("HSTU_LMSD_BACKEND", "PYTORCH")
-    assert stu.why_not_fused(torch.randn(3, WIDTH), HEADS, D_QK, D_V) == "LMSD runs on PYTORCH"
+    assert stu.why_not_fused(torch.randn(3, WIDTH), make_layer().projection) == "LMSD runs on PYTORCH"
 
 
 def test_wrong_shapes_are_named():

@@ -7,17 +7,16 @@ per-program partials, added in a fixed order afterwards, so that two runs give e
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 import triton
 import triton.language as tl
 
-from generative_recommenders.ops.launching import launch_options, multiprocessors
+from generative_recommenders.ops.common.launch import padded, row_launch
+from generative_recommenders.ops.common.triton_norm import norm_backward
 
 
 @triton.jit(do_not_specialize=("rows",))
-def layer_norm_forward(
+def layer_norm_forward_kernel(
     X, Weight, Bias, N, Copy, Mean, Rstd, rows, x_stride, n_stride, copy_stride, eps,
     D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr, HAS_COPY: tl.constexpr,
 ):  # fmt: skip
@@ -42,15 +41,12 @@ def layer_norm_forward(
 
 
 @triton.jit(do_not_specialize=("rows", "tiles"))
-def layer_norm_backward(
+def layer_norm_backward_kernel(
     X, DN, Weight, Mean, Rstd, Residual, DX, Partial, rows, tiles,
     x_stride, dn_stride, residual_stride, dx_stride,
     D: tl.constexpr, BD: tl.constexpr, ROWS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    """DX from DN (plus the residual path's gradient), and in Partial this program's weight and bias gradients.
-
-    dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) with g = dn * weight.
-    """
+    """DX from DN (plus the residual path's gradient), and in Partial this program's weight and bias gradients."""
     c = tl.arange(0, BD)
     inside = c < D
     weight = tl.load(Weight + c, mask=inside, other=0.0).to(tl.float32)
@@ -67,43 +63,13 @@ def layer_norm_backward(
         xhat = tl.where(keep, (x - mean[:, None]) * rstd[:, None], 0.0)
         d_weight += dn * xhat
         d_bias += dn
-        g = dn * weight[None, :]
-        mean_g = tl.sum(g, axis=1) / D
-        mean_gx = tl.sum(g * xhat, axis=1) / D
-        dx = (g - mean_g[:, None] - xhat * mean_gx[:, None]) * rstd[:, None]
+        dx = norm_backward(dn * weight[None, :], xhat, rstd[:, None], D)
         if HAS_RESIDUAL:
             dx += tl.load(Residual + at * residual_stride + c[None, :], mask=keep, other=0.0).to(tl.float32)
         tl.store(DX + at * dx_stride + c[None, :], dx.to(DX.dtype.element_ty), mask=keep)
     at = tl.program_id(0) * 2 * D + c
     tl.store(Partial + at, tl.sum(d_weight, axis=0), mask=inside)
     tl.store(Partial + at + D, tl.sum(d_bias, axis=0), mask=inside)
-
-
-@dataclasses.dataclass(frozen=True)
-class BackwardLaunch:
-    """Launch of ``layer_norm_backward``: rows of a tile, warps, programs per multiprocessor, registers per thread."""
-
-    rows: int
-    warps: int
-    programs: int
-    registers: int
-
-    def options(self) -> dict[str, int]:
-        """Launch options beside the kernel's arguments."""
-        return launch_options(self.warps, self.registers)
-
-
-def backward_launch(block: int) -> BackwardLaunch:
-    """A warp per 512 columns, so that a row's sums seldom leave its warp; 16 warps of 128 registers fill the file.
-
-    Rows of fewer columns share a warp. More programs than are resident would let the last ones run alone.
-    """
-    warps = min(16, max(1, block // 512))
-    return BackwardLaunch(max(1, 512 // block), warps, 16 // warps, 128)
-
-
-def _forward_rows(block: int, device: torch.device) -> int:
-    return max(1, 4096 // block) if device.type == "cuda" else 32
 
 
 def normalize(
@@ -115,9 +81,9 @@ def normalize(
     mean = torch.empty(rows, device=x.device, dtype=torch.float32)
     rstd = torch.empty_like(mean)
     if rows > 0:
-        block = triton.next_power_of_2(width)
-        tile = _forward_rows(block, x.device)
-        layer_norm_forward[(triton.cdiv(rows, tile),)](
+        block = padded(width)
+        tile = max(1, 4096 // block) if x.device.type == "cuda" else 32
+        layer_norm_forward_kernel[(triton.cdiv(rows, tile),)](
             x, weight, bias, normed, copy, mean, rstd,
             rows, x.stride(0), normed.stride(0), 0 if copy is None else copy.stride(0), eps,
             D=width, BD=block, ROWS=tile, HAS_COPY=copy is not None, num_warps=4,
@@ -131,18 +97,12 @@ def normalize_backward(x, d_normed, weight, mean, rstd, residual=None):
     dx = torch.empty(rows, width, device=x.device, dtype=x.dtype)
     if rows == 0:
         return dx, *torch.zeros(2, width, device=x.device, dtype=torch.float32).unbind()
-    block = triton.next_power_of_2(width)
-    launch, programs = backward_launch(block), 2
-    if x.device.type == "cuda":
-        programs = launch.programs * multiprocessors(x.device)
-    else:
-        launch = dataclasses.replace(launch, rows=32)
-    tiles = triton.cdiv(rows, launch.rows)
-    programs = min(programs, tiles)
-    partial = torch.empty(programs, 2, width, device=x.device, dtype=torch.float32)
-    layer_norm_backward[(programs,)](
-        x, d_normed, weight, mean, rstd, residual, dx, partial, rows, tiles,
+    launch = row_launch(width, x.device, resident=16)
+    grid = launch.grid(rows, x.device)
+    partial = torch.empty(*grid, 2, width, device=x.device, dtype=torch.float32)
+    layer_norm_backward_kernel[grid](
+        x, d_normed, weight, mean, rstd, residual, dx, partial, rows, triton.cdiv(rows, launch.rows),
         x.stride(0), d_normed.stride(0), 0 if residual is None else residual.stride(0), dx.stride(0),
-        D=width, BD=block, ROWS=launch.rows, HAS_RESIDUAL=residual is not None, **launch.options(),
+        D=width, BD=launch.block, ROWS=launch.rows, HAS_RESIDUAL=residual is not None, **launch.options(),
     )  # fmt: skip
     return dx, *partial.sum(0).unbind()

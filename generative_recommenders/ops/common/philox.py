@@ -13,7 +13,8 @@ import math
 import numpy
 import torch
 
-SEGMENT_Y, SEGMENT_X, SEGMENT_U = 0, 1, 2
+SEGMENT_Y, SEGMENT_X, SEGMENT_U = 0, 1, 2  # of the LMSD op
+SEGMENT_INPUT = 3  # the stack's input
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
@@ -97,3 +98,8 @@ def signed_seed(seed: int) -> int:
     if not -(2**63) <= seed < 2**63:
         raise ValueError(f"seed={seed} does not fit a signed 64-bit integer")
     return int(seed)
+
+
+def signed32(word: int) -> int:
+    """A uint32 word as the signed integer of the same bits, as launches hand it over."""
+    return word - (1 << 32) if word >= 1 << 31 else word

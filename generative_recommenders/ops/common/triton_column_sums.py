@@ -9,11 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
-from generative_recommenders.ops.launching import multiprocessors
+from generative_recommenders.ops.common.launch import multiprocessors
 
 
 @triton.jit(do_not_specialize=("rows", "tiles"))
-def column_sums(
+def column_sums_kernel(
     Source, Partial, rows, columns, tiles, source_stride, partial_stride, ROWS: tl.constexpr, BC: tl.constexpr
 ):
     """Partial sums over the rows of Source [rows, columns]: one read per element."""
@@ -45,7 +45,7 @@ def sum_columns(source: torch.Tensor) -> torch.Tensor:
     slabs = triton.cdiv(columns, width)
     programs = max(1, min(triton.cdiv(_programs(source.device), slabs), triton.cdiv(rows, tile)))
     partial = torch.empty(programs, columns, device=source.device, dtype=torch.float32)
-    column_sums[(slabs, programs)](
+    column_sums_kernel[(slabs, programs)](
         source, partial, rows, columns, triton.cdiv(rows, tile), source.stride(0), partial.stride(0),
         ROWS=tile, BC=width, num_warps=4,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Launches of the absorbed kernels: tile shapes, splits and descriptors.
+"""Launches of the absorbed and the materialised kernels: tile shapes, splits and descriptors.
 
 Nothing that changes from batch to batch (lengths, batch size, candidate counts, splits) is a compile-time constant or
 specialised on, so a kernel is compiled once per (dtype, D, H, one or several candidates).
@@ -12,14 +12,17 @@ import functools
 import torch
 import triton
 
-from generative_recommenders.ops.candidate_attention import triton_absorbed as kernels
-from generative_recommenders.ops.candidate_attention.absorbed import operand_columns
+from generative_recommenders.ops.candidate_attention import triton_absorbed as absorbed
+from generative_recommenders.ops.candidate_attention import triton_materialised as materialised
+from generative_recommenders.ops.candidate_attention.call import operand_columns
 from generative_recommenders.ops.candidate_attention.rows import CandidateRows
 
 #: Rows below which cutting a sequence into more programs does not pay for the programs' own operands and sums.
 MIN_SPLIT_ROWS = 256
 #: Programs to aim at, per multiprocessor: the tail of the last wave shrinks with their number.
 PROGRAMS_PER_PROCESSOR = 6
+#: Rows of keys that a materialised program reads at a time.
+QUERY_ROWS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,15 +102,10 @@ def _common(x: torch.Tensor, tile: Tile, sizes) -> dict:
     """Keyword arguments that all passes share."""
     tensor_norm = isinstance(sizes.attn_norm, torch.Tensor)
     return dict(
-        NORM=sizes.attn_norm if tensor_norm else x,
-        norm=1.0 if tensor_norm else float(sizes.attn_norm),
-        alpha=float(sizes.alpha),
-        D=x.shape[1],
-        H=sizes.num_heads,
-        NORM_TENSOR=tensor_norm,
-        PRECISION="ieee" if torch.version.hip else "tf32x3",
-        **_tile_arguments(tile),
-    )
+        NORM=sizes.attn_norm if tensor_norm else x, norm=1.0 if tensor_norm else float(sizes.attn_norm),
+        alpha=float(sizes.alpha), D=x.shape[1], H=sizes.num_heads, NORM_TENSOR=tensor_norm,
+        PRECISION="ieee" if torch.version.hip else "tf32x3", **_tile_arguments(tile),
+    )  # fmt: skip
 
 
 def _tile_arguments(tile: Tile) -> dict:
@@ -130,7 +128,7 @@ def _add_splits(partial: torch.Tensor) -> torch.Tensor:
     return partial[0] if partial.shape[0] == 1 else partial.sum(0)
 
 
-def forward_pass(
+def absorbed_forward(
     x: torch.Tensor, seq_offsets: torch.Tensor, candidates: CandidateRows, qw: torch.Tensor, sizes, splits=None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One read of x.
@@ -153,30 +151,16 @@ def forward_pass(
     splits = splits or choose_splits(sequences, x.shape[0], device.processors)
     sums = qw.new_empty(splits, *qw.shape)
     descriptor = _descriptor(x, tile) if device.descriptors else None
-    kernels.absorbed_forward_kernel[(sequences * splits * chunks,)](
-        X=x,
-        DESC=x if descriptor is None else descriptor,
-        OFFSETS=seq_offsets,
-        TARGET_OFFSETS=candidates.offsets,
-        QW=qw,
-        SUMS=sums,
-        STATS=stats,
-        stride_x=x.stride(0),
-        splits=splits,
-        columns=qw.shape[0] * sizes.num_heads,
-        chunks=chunks,
-        eps=float(sizes.eps),
-        DQ=qw.shape[2],
-        TC=per_operand,
-        KC=columns,
-        STAGES=tile.stages,
-        TMA=descriptor is not None,
-        **_common(x, tile, sizes),
-    )
+    absorbed.absorbed_forward_kernel[(sequences * splits * chunks,)](
+        X=x, DESC=x if descriptor is None else descriptor, OFFSETS=seq_offsets, TARGET_OFFSETS=candidates.offsets,
+        QW=qw, SUMS=sums, STATS=stats, stride_x=x.stride(0), splits=splits, columns=qw.shape[0] * sizes.num_heads,
+        chunks=chunks, eps=float(sizes.eps), DQ=qw.shape[2], TC=per_operand, KC=columns, STAGES=tile.stages,
+        TMA=descriptor is not None, **_common(x, tile, sizes),
+    )  # fmt: skip
     return _add_splits(sums), stats
 
 
-def backward_pass(
+def absorbed_backward(
     x: torch.Tensor,
     seq_offsets: torch.Tensor,
     candidates: CandidateRows,
@@ -189,8 +173,8 @@ def backward_pass(
     """One read of x and one write of dx (two reads if a sequence has more candidates than one operand holds).
 
     Args:
-        gs: fp32 ``[C, H, D + 8]``, gradient of ``forward_pass``'s sums.
-        stats: from ``forward_pass``. Others as there.
+        gs: fp32 ``[C, H, D + 8]``, gradient of ``absorbed_forward``'s sums.
+        stats: from ``absorbed_forward``. Others as there.
 
     Returns:
         dx ``[T, D]`` without the candidate rows' own terms, and fp32 ``[C, H, D + 8]``: the gradient of qw.
@@ -209,44 +193,64 @@ def backward_pass(
     common |= dict(X=x, stride_x=x.stride(0), stride_dx=dx.stride(0), splits=splits)
     common |= dict(DQ=qw.shape[2], TC=per_operand, KH=columns // 2)
     descriptor = _descriptor(x, tile) if device.descriptors else None
-    kernels.absorbed_backward_kernel[(sequences * splits * chunks,)](
-        DESC=x if descriptor is None else descriptor,
-        SUMS=sums,
-        columns=qw.shape[0] * sizes.num_heads,
-        chunks=chunks,
-        STAGES=tile.stages,
-        TMA=descriptor is not None,
-        WRITE_DX=chunks == 1,
-        **common,
-    )
+    absorbed.absorbed_backward_kernel[(sequences * splits * chunks,)](
+        DESC=x if descriptor is None else descriptor, SUMS=sums, columns=qw.shape[0] * sizes.num_heads, chunks=chunks,
+        STAGES=tile.stages, TMA=descriptor is not None, WRITE_DX=chunks == 1, **common,
+    )  # fmt: skip
     if chunks > 1:
         small = tile_for(x.shape[1], x.dtype, backward=True, hopper=False)
-        kernels.absorbed_dx_kernel[(sequences * splits,)](**common | _tile_arguments(small))
+        absorbed.absorbed_dx_kernel[(sequences * splits,)](**common | _tile_arguments(small))
     return dx, _add_splits(sums)
 
 
-def add_candidate_rows(
-    dx: torch.Tensor,
-    rows: torch.Tensor,
-    x: torch.Tensor,
-    stats: torch.Tensor,
-    d_hat: torch.Tensor,
-    d_residual: torch.Tensor | None,
-) -> None:
+def add_candidate_rows(dx, rows, x, stats, d_hat, d_residual: torch.Tensor | None) -> None:
     """``dx[rows] += LayerNorm backward of d_hat + d_residual`` in place; rows int64 ``[C]``, the others ``[C, D]``."""
     if rows.numel() == 0:
         return
-    kernels.candidate_rows_backward_kernel[(rows.numel(),)](
-        dx,
-        rows,
-        x,
-        stats,
-        d_hat,
-        d_hat if d_residual is None else d_residual.contiguous(),
-        dx.stride(0),
-        x.stride(0),
-        D=x.shape[1],
-        DP=triton.next_power_of_2(x.shape[1]),
-        HAS_RESIDUAL=d_residual is not None,
+    absorbed.candidate_rows_backward_kernel[(rows.numel(),)](
+        dx, rows, x, stats, d_hat, d_hat if d_residual is None else d_residual.contiguous(), dx.stride(0),
+        x.stride(0), D=x.shape[1], DP=triton.next_power_of_2(x.shape[1]), HAS_RESIDUAL=d_residual is not None,
         num_warps=4,
+    )  # fmt: skip
+
+
+def _query_splits(rows: int, sequences: int) -> int:
+    return max(1, min(16, rows // max(1, sequences) // 512))
+
+
+def _query_arguments(q, k, v, seq_offsets, sizes) -> dict:
+    tensor_norm = isinstance(sizes.attn_norm, torch.Tensor)
+    return dict(
+        Q=q, K=k, V=v, OFFSETS=seq_offsets, NORM=sizes.attn_norm if tensor_norm else q,
+        sequences=seq_offsets.numel() - 1, alpha=float(sizes.alpha),
+        norm=1.0 if tensor_norm else float(sizes.attn_norm), H=sizes.num_heads, DK=sizes.attn_dim,
+        DV=sizes.hidden_dim, PK=triton.next_power_of_2(sizes.attn_dim), PV=triton.next_power_of_2(sizes.hidden_dim),
+        BN=QUERY_ROWS, NORM_TENSOR=tensor_norm,
+    )  # fmt: skip
+
+
+def materialised_forward(q, k, v, seq_offsets, sizes) -> torch.Tensor:
+    """q ``[B, H d_qk]``, k ``[T, H d_qk]``, v ``[T, H d_v]`` (contiguous) → ``[B, H d_v]`` in q's dtype."""
+    sequences = seq_offsets.numel() - 1
+    if sequences == 0:
+        return v.new_empty(0, v.shape[1])
+    splits = _query_splits(k.shape[0], sequences)
+    out = v.new_empty(splits, sequences, v.shape[1], dtype=torch.float32)
+    materialised.materialised_forward_kernel[(sequences * splits * sizes.num_heads,)](
+        OUT=out, splits=splits, **_query_arguments(q, k, v, seq_offsets, sizes)
     )
+    return out.sum(0).to(q.dtype)
+
+
+def materialised_backward(q, k, v, seq_offsets, d_out, sizes) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of q, k and v."""
+    sequences = seq_offsets.numel() - 1
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
+    if sequences == 0:
+        return torch.empty_like(q), dk, dv
+    splits = _query_splits(k.shape[0], sequences)
+    dq = q.new_empty(splits, *q.shape, dtype=torch.float32)
+    materialised.materialised_backward_kernel[(sequences * splits * sizes.num_heads,)](
+        D_OUT=d_out, DK_OUT=dk, DV_OUT=dv, DQ=dq, splits=splits, **_query_arguments(q, k, v, seq_offsets, sizes)
+    )
+    return dq.sum(0).to(q.dtype), dk, dv

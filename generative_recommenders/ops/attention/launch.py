@@ -1,4 +1,7 @@
-"""Which Triton kernels run a call: the Hopper ones where they serve it, plain Triton otherwise."""
+"""Which Triton kernels run a call: the Hopper ones where they serve it, plain Triton otherwise.
+
+What else a fused layer launches around attention, norms and column sums, is at hand here too.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,10 @@ import torch
 
 from generative_recommenders.ops.attention import hopper_launch, triton_launch
 from generative_recommenders.ops.attention.call import AttentionCall
+from generative_recommenders.ops.common.triton_column_sums import sum_columns
+from generative_recommenders.ops.common.triton_layer_norm import normalize, normalize_backward
+
+__all__ = ["backward_into", "forward_into", "normalize", "normalize_backward", "sum_columns", "variant"]
 
 VARIANTS = ("plain", "hopper")
 _wanted: list[str | None] = [None]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from generative_recommenders.ops.lmsd import philox
+from generative_recommenders.ops.common import philox
 
 # The known-answer vectors published with Random123 (kat_vectors, philox4x32 10): counter, key, words.
 KNOWN = [
