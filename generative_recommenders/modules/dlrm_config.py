@@ -38,7 +38,8 @@ class DlrmHSTUConfig:
         full_turn: angle of one period in the timestamp postprocessor (2π; 2 · 3.14 to match the public weights).
         attn_norm, attn_alpha, causal, target_aware, max_attn_len, contextual_seq_len, use_group_norm,
             recompute_normed_x, recompute_uvqk, recompute_y, sort_by_length, is_inference, backend: see
-            ``STULayerConfig``. Recomputation saves memory and costs time: a CPU run is faster without.
+            ``STULayerConfig``. ``contextual_seq_len`` is 0 or the number of contextual features. Recomputation saves
+            memory and costs time: a CPU run is faster without.
         recompute_preprocessor: redo the MLPs over all rows in the backward instead of keeping what they computed.
         recompute_last_layer: the three recompute options of the last layer, ``None``: as the others. A targets-only
             last layer wants them on, and they cost nothing there.
@@ -107,6 +108,11 @@ class DlrmHSTUConfig:
                 raise ValueError(f"feature {name!r} has no table: give table_rows[{name!r}]")
             if self.table_rows[name] < 1:
                 raise ValueError(f"table_rows[{name!r}]={self.table_rows[name]}: a table needs at least one row")
+        if self.contextual_seq_len not in (0, len(self.contextual_feature_names)):
+            raise ValueError(
+                f"contextual_seq_len={self.contextual_seq_len}: must be 0 (contextual rows are ordinary rows) or the "
+                f"number of contextual features, {len(self.contextual_feature_names)}, each of which is one row"
+            )
         if self.hstu_num_layers < 0:
             raise ValueError(f"hstu_num_layers={self.hstu_num_layers}: must not be negative")
         for name in ("num_position_buckets", "num_time_buckets", "action_dim"):

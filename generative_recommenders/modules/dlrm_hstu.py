@@ -7,9 +7,18 @@ import functools
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torchrec import EmbeddingCollection, EmbeddingConfig, JaggedTensor, KeyedJaggedTensor
 
+from generative_recommenders.modules.batch_checks import (
+    ACTION_TIMESTAMP,
+    ACTION_WEIGHT,
+    QUERY_TIME,
+    assert_ids,
+    check_batch,
+    to_dict,
+)
 from generative_recommenders.modules.dlrm_config import DlrmHSTUConfig, candidate_name
 from generative_recommenders.modules.layers import swish_mlp
 from generative_recommenders.modules.multitask import MultitaskHead, TaskConfig
@@ -22,19 +31,17 @@ from generative_recommenders.modules.table_names import table_name
 from generative_recommenders.modules.targets_only import TargetsOnlyGate
 from generative_recommenders.modules.transducer import HSTUTransducer
 from generative_recommenders.ops.candidate_attention import TargetSummary
+from generative_recommenders.ops.checks import assert_on_device, counts_settled
 from generative_recommenders.ops.encode import JoinedFeatures, join_features, why_not_fused
 from generative_recommenders.ops.jagged import complete_cumsum
 
 __all__ = ["DlrmHSTU", "DlrmHSTUConfig", "DlrmOutput", "TaskConfig", "candidate_name", "embedding_configs"]
 
-ACTION_WEIGHT = "action_weight"
-ACTION_TIMESTAMP = "action_timestamp"
-QUERY_TIME = "item_query_time"
-
 
 @dataclasses.dataclass(frozen=True)
 class DlrmOutput:
-    """Result of a forward on B sequences with C candidates in all; floating fields are fp32.
+    """Result of a forward on B sequences with C candidates in all; floating fields are fp32, or float64 in
+    a float64 model.
 
     Attributes:
         user_embedding, item_embedding: ``[C, D]``.
@@ -140,10 +147,22 @@ class DlrmHSTU(nn.Module):
                 for a GPU to read them.
 
         Raises:
-            ValueError: a feature is missing or has another number of rows; a sequence exceeds ``config.max_seq_len``.
+            ValueError: a feature is missing or has other rows than its neighbours, in all or in any sample; an id is no
+                row of its table; a sequence exceeds ``config.max_seq_len``. On a GPU, what would have to be read to be
+                known (lengths, ids) fails a device-side assertion instead.
         """
-        history, targets = _to_dict(uih), _to_dict(candidates)
-        self._check_features(history, targets, uih.stride(), candidates.stride())
+        history, targets = to_dict("uih", uih), to_dict("candidates", candidates)
+        check_batch(self.config, history, targets, self._label_features())
+        with counts_settled():
+            return self._score(history, targets, max_seq_len, target_counts)
+
+    def _score(
+        self,
+        history: Mapping[str, JaggedTensor],
+        targets: Mapping[str, JaggedTensor],
+        max_seq_len: int | None,
+        target_counts: TargetSummary | None,
+    ) -> DlrmOutput:
         embedded = self.join(self.embed(history, targets))
         with torch.autocast(embedded.candidates.device.type, enabled=False):  # fp32 also where the caller casts
             item_embedding = self.item_tower(embedded.candidates)
@@ -179,14 +198,30 @@ class DlrmHSTU(nn.Module):
         parts = [candidates[name] if name in c.candidate_feature_names else history[name] for name in names]
         batch = parts[0].lengths().numel()
         lengths = torch.cat([part.lengths() for part in parts])
+        ids = torch.cat([part.values() for part in parts])
+        assert_ids(ids)
+        whole = isinstance(self.embedding_collection, EmbeddingCollection)  # and not its sharded stand-in
+        if whole and next(self.item_tower.parameters()).dtype == torch.float64:
+            return self._embed_float64(dict(zip(names, parts, strict=True)))
         features = KeyedJaggedTensor(
             keys=list(names),
-            values=torch.cat([part.values() for part in parts]),
+            values=ids,
             lengths=lengths if batch else lengths.new_zeros(len(names)),
             stride=max(batch, 1),  # TorchRec cannot look up 0 sequences; 1 sequence without values gives the same rows
             length_per_key=[part.values().numel() for part in parts],  # known here, so no device sync to find out
         )
         return self.embedding_collection(features)
+
+    def _embed_float64(self, features: Mapping[str, JaggedTensor]) -> dict[str, JaggedTensor]:
+        """The same look-ups, which TorchRec rounds to fp32: a model in float64 is one to compare others with."""
+        tables = self.embedding_collection.embeddings
+        of_table = dict(zip(self.config.candidate_feature_names, self.config.item_feature_names, strict=True))
+        return {
+            name: JaggedTensor(
+                F.embedding(part.values(), tables[of_table.get(name, name)].weight), lengths=part.lengths()
+            )
+            for name, part in features.items()
+        }
 
     def join(self, embedded: Mapping[str, JaggedTensor]) -> JoinedFeatures:
         """The inputs of the item tower (fp32) and of the transducer's MLPs (cast, history and candidates together)."""
@@ -239,53 +274,21 @@ class DlrmHSTU(nn.Module):
                     "raise max_seq_len or shorten the history"
                 )
             return longest if max_seq_len is None else max(longest, min(max_seq_len, limit))
-        torch._assert_async(lengths.max() <= limit, f"a sequence is longer than max_seq_len={limit}")
-        return limit if max_seq_len is None else min(max_seq_len, limit)
+        bound = limit if max_seq_len is None else min(max_seq_len, limit)
+        assert_on_device(lengths.max() <= bound, f"a sequence is longer than max_seq_len={bound}")
+        return bound
+
+    def _label_features(self) -> list[str]:
+        return sorted({task.label_feature for task in self.config.tasks})
 
     def _label_values(self, candidates: Mapping[str, JaggedTensor]) -> dict[str, torch.Tensor] | None:
-        names = {task.label_feature for task in self.config.tasks}
-        absent = sorted(names - candidates.keys())
+        names = self._label_features()
+        absent = [name for name in names if name not in candidates]
         if not absent:
             return {name: candidates[name].values() for name in names}
         if self.training:
             raise ValueError(f"candidates carry no label feature {absent[0]!r}: add it, or call eval() to predict")
         return None
-
-    def _check_features(
-        self,
-        history: Mapping[str, JaggedTensor],
-        candidates: Mapping[str, JaggedTensor],
-        history_stride: int,
-        candidate_stride: int,
-    ) -> None:
-        """Raise ``ValueError`` naming the feature that is missing or whose row count (known on the host) is off."""
-        if history_stride != candidate_stride:
-            raise ValueError(f"uih has {history_stride} sequences but candidates have {candidate_stride}")
-        c = self.config
-        wanted = (
-            ("uih", history, c.item_feature_names + (ACTION_WEIGHT, ACTION_TIMESTAMP)),
-            ("candidates", candidates, c.candidate_feature_names + (QUERY_TIME,)),
-        )
-        for where, features, names in wanted:
-            extra = c.contextual_feature_names if where == "uih" else ()
-            for name in names + extra:
-                if name not in features:
-                    raise ValueError(f"{where} has no feature {name!r}; it has {', '.join(features)}")
-            rows = features[names[0]].values().numel()
-            for name in names[1:]:
-                if features[name].values().numel() != rows:
-                    raise ValueError(
-                        f"{where} feature {name!r} has {features[name].values().numel()} values but {names[0]!r} has "
-                        f"{rows}: features of the same events need the same number"
-                    )
-
-
-def _to_dict(features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-    """Feature name → its jagged values. TorchRec's own ``to_dict`` fails for a batch of 0 sequences."""
-    if features.stride() > 0:
-        return features.to_dict()
-    nothing = JaggedTensor(values=features.values()[:0], lengths=features.lengths()[:0])
-    return dict.fromkeys(features.keys(), nothing)
 
 
 def _make_transducer(config: DlrmHSTUConfig) -> HSTUTransducer:

@@ -46,7 +46,7 @@ class TaskConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MultitaskOutput:
-    """Predictions and supervision of C candidates, all fp32.
+    """Predictions and supervision of C candidates, all fp32 (float64 in a float64 model).
 
     Attributes:
         logits: ``[tasks, C]``, what a binary task's probability is the sigmoid of; the value for regression. Order
@@ -111,16 +111,18 @@ class MultitaskHead(nn.Module):
         )
         if label_values is None:
             return MultitaskOutput(logits, predictions, None, None, {})
-        labels = torch.stack([task_labels(task, label_values) for task in self.tasks])
+        labels = torch.stack([task_labels(task, label_values, rows.dtype) for task in self.tasks])
         weights = torch.ones_like(labels)
         losses = {task.name: task_loss(task, logits[i], labels[i], weights[i]) for i, task in enumerate(self.tasks)}
         return MultitaskOutput(logits, predictions, labels, weights, losses)
 
 
-def task_labels(task: TaskConfig, label_values: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The task's labels, fp32 ``[C]``."""
+def task_labels(
+    task: TaskConfig, label_values: Mapping[str, torch.Tensor], dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """The task's labels ``[C]``, in the dtype of the logits: a loss is computed in the narrower of the two."""
     value = label_values[task.label_feature]
-    return ((value & task.label_bit) > 0).float() if task.kind == "binary" else value.float() * task.label_scale
+    return ((value & task.label_bit) > 0).to(dtype) if task.kind == "binary" else value.to(dtype) * task.label_scale
 
 
 def task_loss(task: TaskConfig, logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -28,10 +28,28 @@ def golden_files(pattern):
     return files or [pytest.param(None, marks=pytest.mark.skip(reason=f"no {pattern} in {GOLDEN}"))]
 
 
+class Meta(dict):
+    """The sizes and choices of a golden file, which must all be made use of: what it says, the model must be told."""
+
+    def __init__(self, values):
+        super().__init__(values)
+        self.used = set()
+
+    def __getitem__(self, name):
+        self.used.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name, default=None):
+        return self[name] if name in self else default
+
+    def check(self):
+        assert self.keys() == self.used, f"no test passes on {', '.join(sorted(self.keys() - self.used))}"
+
+
 def read(path):
     arrays = np.load(path)
     tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files if name != "meta"}
-    return json.loads(str(arrays["meta"])), tensors
+    return Meta(json.loads(str(arrays["meta"]))), tensors
 
 
 def under(tensors, prefix):
@@ -53,9 +71,7 @@ def assert_gradients(model, golden):
         assert_close(parameter.grad, wanted[name], GRADIENT_TOLERANCE, f"gradient of {name}")
 
 
-@pytest.mark.parametrize("path", golden_files("stu_*.npz"), ids=lambda p: getattr(p, "stem", str(p)))
-def test_stack(path):
-    meta, golden = read(path)
+def make_stack(meta):
     config = STULayerConfig(
         embedding_dim=meta["D"],
         num_heads=meta["H"],
@@ -65,9 +81,17 @@ def test_stack(path):
         attn_norm=meta["attn_norm"],
         max_attn_len=meta.get("max_attn_len", 0),
         contextual_seq_len=meta.get("contextual_seq_len", 0),
-        output_dropout_ratio=0.0,
+        use_group_norm=meta.get("use_group_norm", False),
+        output_dropout_ratio=meta["dropout"],
     )
-    stack = STUStack(STULayer(config) for _ in range(meta["layers"]))
+    return STUStack(STULayer(config) for _ in range(meta["layers"]))
+
+
+@pytest.mark.parametrize("path", golden_files("stu_*.npz"), ids=lambda p: getattr(p, "stem", str(p)))
+def test_stack(path):
+    meta, golden = read(path)
+    stack = make_stack(meta)
+    meta.check()
     import_public_weights(stack, under(golden, "param/"))
     x = golden["x"].requires_grad_()
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), golden["lengths"].cumsum(0)])
@@ -101,6 +125,7 @@ def ranker(meta):
             input_dropout_ratio=meta["dropout"],
             output_dropout_ratio=meta["dropout"],
             attn_norm=meta["attn_norm"],
+            use_group_norm=meta.get("use_group_norm", False),
             full_turn=2 * 3.14,
         )
     )
@@ -122,6 +147,8 @@ def test_ranker_prepared_in_one_pass(path, monkeypatch):
 def check_ranker(path):
     meta, golden = read(path)
     model = ranker(meta)
+    assert set(golden["candidate/item_query_time/lengths"].tolist()) == {meta["candidates"]}
+    meta.check()
     import_public_weights(model, under(golden, "param/"))
     out = model(features(golden, "uih/"), features(golden, "candidate/"))
     for name in ("user_embedding", "item_embedding", "predictions", "loss"):
@@ -129,3 +156,22 @@ def check_ranker(path):
     assert torch.equal(out.labels, golden["labels"])
     out.loss.backward()
     assert_gradients(model, golden)
+
+
+SIZES = {"D": 32, "H": 2, "d_v": 16, "d_qk": 16, "layers": 2, "attn_norm": "batch_max", "dropout": 0.0}
+
+
+@pytest.mark.parametrize("choice", [dict(use_group_norm=True), dict(max_attn_len=6), dict(contextual_seq_len=3)])
+def test_what_a_file_says_reaches_the_model(choice):
+    meta = Meta(SIZES | choice)
+    config = make_stack(meta).layers[0].config
+    meta.check()
+    ((name, value),) = choice.items()
+    assert getattr(config, name) == value
+
+
+def test_what_no_test_knows_fails():
+    meta = Meta(SIZES | {"rotary": True})
+    make_stack(meta)
+    with pytest.raises(AssertionError, match="rotary"):
+        meta.check()
