@@ -17,14 +17,17 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from generative_recommenders.data.identity import UnknownIds, Vocabulary, content_of_columns, content_of_manifest
 from generative_recommenders.data.schema import LISTEN_PLUS, SKIP
+from generative_recommenders.data.vocabulary_files import vocabularies_of
 from generative_recommenders.errors import UserError
 from generative_recommenders.paths import user_path
 
@@ -60,6 +63,8 @@ class EventCache:
     ``uid``, ``item_id``, every attribute and every context column. ``item_count``
     int64 [V]: events per item. ``anchors`` u32 or int64 [A]: event numbers, ascending by (time, user, position): turn
     them into int64 before arithmetic. ``counters``: events per type, nulls and unknown ids met during preparation.
+    ``ids``: the raw ids behind each space of ``vocab``, where they are known. ``manifest``: of a prepared cache, which
+    vouches for its columns; whoever replaces columns drops it.
     """
 
     user_offsets: np.ndarray
@@ -76,6 +81,8 @@ class EventCache:
     context: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     labels: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     counters: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    ids: Mapping[str, Vocabulary] = dataclasses.field(default_factory=dict)
+    manifest: Mapping | None = dataclasses.field(default=None, repr=False)
     path: pathlib.Path | None = None
 
     @property
@@ -119,6 +126,23 @@ class EventCache:
         """int64 user number of each event number."""
         return np.searchsorted(self.user_offsets, np.asarray(events, dtype=np.int64), side="right") - 1
 
+    @functools.cached_property
+    def content(self) -> str:
+        """Fingerprint of everything in the cache; of a prepared one by its manifest, without reading a column."""
+        if self.manifest is not None:
+            return content_of_manifest(self.manifest, self.ids)
+        columns = {name: getattr(self, name) for name in COLUMN_TYPES}
+        for kind in ("attributes", "context", "labels"):
+            columns |= {f"{kind}_{name}": column for name, column in getattr(self, kind).items()}
+        spaces = sorted((space, ids.fingerprint) for space, ids in self.ids.items())
+        return content_of_columns(columns, [self.min_history, sorted(self.vocab.items()), spaces])
+
+    def ids_of(self, space: str) -> Vocabulary | UnknownIds:
+        """What the rows of a space of ``vocab`` stand for."""
+        if space in self.ids:
+            return self.ids[space]
+        return UnknownIds(self.vocab[space], self.content, f"{self.name} has no raw ids of {space!r}, only dense ones")
+
     @property
     def name(self) -> str:
         """How messages call this cache."""
@@ -148,6 +172,8 @@ class EventCache:
             vocab=manifest["vocab"],
             min_history=manifest["min_history"],
             counters=manifest["counters"],
+            ids=vocabularies_of(folder, manifest),
+            manifest=manifest,
             path=folder,
         )
 
@@ -160,14 +186,15 @@ def cache_from_events(
     *,
     min_history: int,
     organic: np.ndarray | None = None,
-    attributes: Mapping[str, Mapping[int, int]] | None = None,
+    attributes: Mapping[str, Mapping[int, int | str]] | None = None,
     context: Mapping[str, np.ndarray] | None = None,
 ) -> EventCache:
     """A cache in memory from events in any order: for data that fits, and for tests.
 
     ``user``, ``item`` [E]: original integer ids (ordered by value). ``time`` [E]: seconds, 0 … 2³²-1. ``bits`` [E]:
     1 listen_plus, 2 like, 4 skip, 0 other. ``organic`` [E]: 0 or 1, default 1. ``attributes``: name → {original item
-    id: original attribute id}; an item without an entry gets 0. ``context``: name → original ids [E], numbered from 1.
+    id: original attribute id, whole number or text}; an item without an entry gets 0. ``context``: name → original
+    ids [E], numbered from 1.
     """
     columns = {"user": user, "item": item, "time": time, "bits": bits}
     columns = {name: np.asarray(values) for name, values in columns.items()}
@@ -182,12 +209,10 @@ def cache_from_events(
     offsets = np.zeros(len(user_ids) + 1, np.int64)
     np.cumsum(np.bincount(user_number, minlength=len(user_ids)), out=offsets[1:])
     times, sorted_bits = columns["time"][order].astype(np.uint32), columns["bits"][order].astype(np.uint8)
-    vocab = {"uid": len(user_ids) + 1, "item_id": len(item_ids) + 1}
-    tables = {}
+    tables, raw = {}, {"uid": user_ids, "item_id": item_ids}
     for name, mapping in (attributes or {}).items():
-        tables[name], vocab[name] = _dense_attribute(item_ids, mapping)
-    for name, (ids, _) in renumbered.items():
-        vocab[name] = len(ids) + 1
+        tables[name], raw[name] = _dense_attribute(item_ids, mapping)
+    raw |= {name: ids for name, (ids, _) in renumbered.items()}
     return EventCache(
         user_offsets=offsets,
         user_ids=user_ids,
@@ -197,7 +222,8 @@ def cache_from_events(
         organic=columns["organic"][order].astype(np.uint8),
         attributes=tables,
         context={name: (codes[order] + 1).astype(np.uint32) for name, (_, codes) in renumbered.items()},
-        vocab=vocab,
+        vocab={name: len(ids) + 1 for name, ids in raw.items()},
+        ids={name: Vocabulary.of(ids) for name, ids in raw.items()},
         item_count=np.bincount(dense + 1, minlength=len(item_ids) + 1).astype(np.int64),
         anchors=find_anchors(offsets, times, sorted_bits, min_history),
         min_history=min_history,
@@ -290,12 +316,15 @@ def _with_prefix(columns: Mapping[str, np.ndarray], prefix: str) -> dict[str, np
     return {name.removeprefix(prefix): column for name, column in columns.items() if name.startswith(prefix)}
 
 
-def _dense_attribute(item_ids: np.ndarray, mapping: Mapping[int, int]) -> tuple[np.ndarray, int]:
+def _dense_attribute(
+    item_ids: np.ndarray, mapping: Mapping[int, int | str]
+) -> tuple[np.ndarray, Sequence[int] | Sequence[str]]:
+    """u32 [V], and the original ids in the order of the dense ones."""
     raw = [mapping.get(int(item)) for item in item_ids]
     known = sorted({value for value in raw if value is not None})
     number = {value: index + 1 for index, value in enumerate(known)}
     table = np.array([0] + [number.get(value, 0) for value in raw], dtype=np.uint32)
-    return table, len(known) + 1
+    return table, known
 
 
 def _check_input(columns: Mapping[str, np.ndarray], context: Mapping[str, np.ndarray]) -> None:

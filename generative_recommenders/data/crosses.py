@@ -38,6 +38,9 @@ ROWS_PER_USER = {
     "user_x_artist_x_hour": 40,
 }
 
+#: Name of how keys become rows: another rule gives the same ids other rows.
+HASH_RULE = "xxh64 seed 0, int64 little-endian, modulo rows"
+
 _P1 = np.uint64(0x9E3779B185EBCA87)
 _P2 = np.uint64(0xC2B2AE3D27D4EB4F)
 _P3 = np.uint64(0x165667B19E3779F9)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from generative_recommenders.data.batch import Batch
 from generative_recommenders.data.cache import EventCache
 from generative_recommenders.data.compiled import compiled
+from generative_recommenders.data.identity import DataIdentity, identity_of
 from generative_recommenders.data.reader import BatchReader, HistoryOptions
 from generative_recommenders.data.schema import FeatureSchema
 from generative_recommenders.data.windows import Split, Window
@@ -63,6 +65,11 @@ class RankingDataset:
         self.num_workers = num_workers
         self.best_auc, self.baseline_auc, self.notes = best_auc, baseline_auc, tuple(notes)
         self.reader = BatchReader(cache, schema, history)
+
+    @functools.cached_property
+    def identity(self) -> DataIdentity:
+        """What the rows of the tables stand for, and a fingerprint of all that a run trains on (identity.py)."""
+        return identity_of(self)
 
     @property
     def history_length(self) -> int:

@@ -22,6 +22,7 @@ from generative_recommenders.data.cache import EventCache, cache_from_events
 from generative_recommenders.data.crosses import cross_parts, is_cross, limit_rows
 from generative_recommenders.data.dataset import RankingDataset
 from generative_recommenders.data.history import SCAN_LIMIT
+from generative_recommenders.data.identity import Vocabulary
 from generative_recommenders.data.online_stats import online_columns
 from generative_recommenders.data.reader import HistoryOptions
 from generative_recommenders.data.schema import LISTEN_PLUS, SKIP, FeatureSchema
@@ -51,7 +52,7 @@ WHERE_SMALL = (
 
 @dataclasses.dataclass(frozen=True)
 class Ratings:
-    """Ratings as read: columns [E], attributes by item and by user (original id → number), genres of each item.
+    """Ratings as read: columns [E], attributes by item and by user (original id → value), genres of each item.
 
     Whoever has no entry among the attributes has the unknown id 0.
     """
@@ -60,8 +61,8 @@ class Ratings:
     item: np.ndarray
     rating: np.ndarray
     time: np.ndarray
-    item_attributes: Mapping[str, Mapping[int, int]]
-    user_attributes: Mapping[str, Mapping[int, int]]
+    item_attributes: Mapping[str, Mapping[int, int | str]]
+    user_attributes: Mapping[str, Mapping[int, int | str]]
     genres: Mapping[int, Sequence[str]]
 
 
@@ -147,15 +148,16 @@ def movielens_cache(ratings: Ratings, min_history: int) -> EventCache:
         attributes=ratings.item_attributes,
         context={RATING_LABEL: hundredths},  # ordered with the events; an outcome, so it does not stay there
     )
-    context, rows = dict(cache.context), dict(cache.vocab)
+    context, ids = dict(cache.context), dict(cache.ids)
     for name, table in sorted(ratings.user_attributes.items()):
-        context[name], rows[name] = _of_users(cache, table)
+        context[name], ids[name] = _of_users(cache, table)
     labels = {RATING_LABEL: np.unique(hundredths)[context.pop(RATING_LABEL).astype(np.int64) - 1]}
-    del rows[RATING_LABEL]
+    del ids[RATING_LABEL]
     genres = [(), *(ratings.genres.get(item, ()) for item in np.unique(ratings.item).tolist())]
-    columns, more_rows = online_columns(cache, (cache.bits & LISTEN_PLUS) > 0, genres)
-    cache = dataclasses.replace(cache, context={**context, **columns}, vocab={**rows, **more_rows}, labels=labels)
-    return cache.validate()
+    columns, rows = online_columns(cache, (cache.bits & LISTEN_PLUS) > 0, genres)
+    ids |= {name: Vocabulary.of(range(1, count)) for name, count in rows.items()}  # buckets: their edges are constants
+    vocab = {name: known.rows for name, known in ids.items()}
+    return dataclasses.replace(cache, context={**context, **columns}, vocab=vocab, ids=ids, labels=labels).validate()
 
 
 def baseline_auc(cache: EventCache, cut: int) -> float:
@@ -190,8 +192,8 @@ def read_100k(folder: pathlib.Path) -> Ratings:
         item_attributes=_item_attributes(item_ids.tolist(), genres, items.texts("release_year:token")),
         user_attributes={
             "age": _known(user_ids, ages),
-            "gender": _numbered(user_ids, users.texts("gender:token")),
-            "occupation": _numbered(user_ids, users.texts("occupation:token")),
+            "gender": _known(user_ids, users.texts("gender:token")),
+            "occupation": _known(user_ids, users.texts("occupation:token")),
         },
         genres=dict(zip(item_ids.tolist(), genres, strict=True)),
     )
@@ -216,20 +218,14 @@ def read_small(folder: pathlib.Path) -> Ratings:
 
 def _item_attributes(
     item_ids: list[int], genres: list[list[str]], years: list[str | None]
-) -> dict[str, dict[int, int]]:
+) -> dict[str, dict[int, int | str]]:
     joined = ["|".join(each) or None for each in genres]
-    return {"genres": _numbered(item_ids, joined), "year": _known(item_ids, [_year(text) for text in years])}
+    return {"genres": _known(item_ids, joined), "year": _known(item_ids, [_year(text) for text in years])}
 
 
-def _known(ids: list[int], values: list[int | None]) -> dict[int, int]:
+def _known(ids: list[int], values: Sequence[int | str | None]) -> dict[int, int | str]:
     """id → its value, where it has one."""
     return {key: value for key, value in zip(ids, values, strict=True) if value is not None}
-
-
-def _numbered(ids: list[int], texts: list[str | None]) -> dict[int, int]:
-    """id → number of its text among the different texts, where it has one."""
-    number = {text: index for index, text in enumerate(sorted({text for text in texts if text is not None}))}
-    return _known(ids, [number.get(text) for text in texts])
 
 
 def _year(text: str | None) -> int | None:
@@ -238,12 +234,12 @@ def _year(text: str | None) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def _of_users(cache: EventCache, table: Mapping[int, int]) -> tuple[np.ndarray, int]:
-    """u32 [E], the user's attribute as a dense id at each event (0 unknown), and the rows of its id space."""
+def _of_users(cache: EventCache, table: Mapping[int, int | str]) -> tuple[np.ndarray, Vocabulary]:
+    """u32 [E], the user's attribute as a dense id at each event (0 unknown), and what those ids stand for."""
     values = [table.get(user) for user in cache.user_ids.tolist()]
     number = {value: index + 1 for index, value in enumerate(sorted({v for v in values if v is not None}))}
     dense = np.array([number.get(value, 0) for value in values], np.uint32)
-    return dense[cache.user_of(np.arange(cache.num_events))], len(number) + 1
+    return dense[cache.user_of(np.arange(cache.num_events))], Vocabulary.of(list(number))
 
 
 def _recbole_folder() -> pathlib.Path:

@@ -68,7 +68,7 @@ class BatchReader:
         for name in schema.contextual_features:
             if is_cross(name):
                 for part in cross_parts(name):
-                    self._key_source(name, part)
+                    self.key_source(name, part)
             elif name != "uid" and name not in self._context:
                 raise UserError(self._unknown("contextual feature", name, ["uid", *self._context, "a cross a_x_b"]))
             else:
@@ -163,7 +163,7 @@ class BatchReader:
     def _cross_key(
         self, cross: str, part: str, anchors: np.ndarray, users: np.ndarray, candidates: np.ndarray
     ) -> np.ndarray:
-        source = self._key_source(cross, part)
+        source = self.key_source(cross, part)
         if source == "uid":
             return users + 1
         if source == "hour":
@@ -174,8 +174,8 @@ class BatchReader:
             return candidates[self.schema.item_features.index(source)]
         return self._context[source][anchors]
 
-    def _key_source(self, cross: str, part: str) -> str:
-        """What a part of a cross's name stands for."""
+    def key_source(self, cross: str, part: str) -> str:
+        """The id space that a part of a cross's name stands for, or ``hour`` or ``is_organic`` itself."""
         if part in ("hour", "is_organic"):
             return part
         if part == "user":
