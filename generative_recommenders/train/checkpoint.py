@@ -19,11 +19,18 @@ from collections.abc import Mapping
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
 
 from generative_recommenders.errors import UserError
 from generative_recommenders.modules.dlrm_hstu import DlrmHSTU
 from generative_recommenders.train import randomness
+from generative_recommenders.train.checkpoint_fit import (
+    Fit,
+    compare,
+    listed,
+    load_whole,
+    read_index,
+    tensors_of,
+)
 from generative_recommenders.train.distributed import World
 from generative_recommenders.train.gin_files import FREE_ON_RESUME, RunConfig
 from generative_recommenders.train.optimizers import Optimizers
@@ -62,6 +69,14 @@ class Restored:
     progress: Progress
     local: dict[str, torch.Tensor]
     ranks_before: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """What ``load`` has to say: ``notes`` on what was asked for, ``warnings`` on what may surprise."""
+
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def newest(folder: pathlib.Path) -> pathlib.Path | None:
@@ -115,7 +130,7 @@ class Checkpointer:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         self._world.barrier()
-        dcp.save(_tensors(model, optimizers), checkpoint_id=partial, process_group=self._world.host_group)
+        dcp.save(tensors_of(model, optimizers), checkpoint_id=partial, process_group=self._world.host_group)
         own = {**randomness.capture(self._world.device), **{f"local/{k}": v for k, v in local.items()}}
         torch.save(own, partial / f"rank_{self._world.rank}.pt")
         self._world.barrier()
@@ -152,23 +167,21 @@ class Checkpointer:
             UserError: another configuration, a damaged checkpoint, or no random state for this rank although the
                 number of ranks is the same.
         """
-        meta = _read_meta(path)
-        self._check_config(path, meta)
-        state = _tensors(model, optimizers)
-        _load(state, path, self._world)
-        optimizers.load_dense_state(_unflatten(state["dense_optimizer"]))
+        wanted = tensors_of(model, optimizers)
+
+        def check() -> tuple[dict, Fit]:
+            meta = _read_meta(path)
+            self._check_config(path, meta)
+            return meta, compare(path, read_index(path), wanted, **_for_messages(meta, self._config))
+
+        meta, fit = self._world.agree(check)
+        load_whole(path, fit.whole, self._world)
+        optimizers.load_dense_state(_dense_state(wanted))
         progress = meta["progress"]
         if meta["world_size"] != self._world.size:
             randomness.seed_dropout(self._config.train.seed, self._world.rank, progress.step)
             return Restored(progress, {}, meta["world_size"])
-        own, problem = None, None
-        try:
-            own = self._read_own(path)
-        except UserError as exc:
-            problem = str(exc)
-        problems = [text for text in self._world.gather(problem) if text]
-        if problems:  # every rank stops, also where its own file is there
-            raise UserError(problems[0])
+        own = self._world.agree(lambda: self._read_own(path))
         randomness.restore(self._world.device, own)
         local = {key.removeprefix("local/"): value for key, value in own.items() if key.startswith("local/")}
         return Restored(progress, local, meta["world_size"])
@@ -197,7 +210,7 @@ class Checkpointer:
         return own
 
     def _check_config(self, path: pathlib.Path, meta: dict) -> None:
-        now = json.loads(json.dumps(self._config.values(), default=str))
+        now = _plain(self._config.values())
         then = meta["config"]
         for name in sorted(set(now) | set(then)):
             if name not in FREE_ON_RESUME and now.get(name) != then.get(name):
@@ -223,36 +236,64 @@ def _meaning(model: nn.Module) -> dict[str, object]:
     return {name: getattr(core.config, name) for name in MEANING}
 
 
-def load_weights(path: pathlib.Path, model: nn.Module, world: World) -> list[str]:
-    """Load the model's weights alone, onto any number of ranks.
+def load(path: pathlib.Path, model: nn.Module, config: RunConfig, world: World) -> Loaded:
+    """Load another run's weights, onto any number of ranks, as the options of ``checkpoint`` say. A collective call.
 
-    Returns:
-        One line for each option under which the weights mean something else than where they were trained.
+    Raises:
+        UserError: on every rank, before anything is loaded: what does not fit, or is damaged.
     """
-    then = _read_meta(path).get("meaning", {})
-    _load({"model": model.state_dict()}, path, world)
-    return [
+    wanted = tensors_of(model)
+
+    def check() -> tuple[dict, Fit]:
+        meta = _read_meta(path)
+        index = read_index(path)
+        partial = config.checkpoint.partial
+        fit = compare(path, index, wanted, weights_only=True, partial=partial, **_for_messages(meta, config))
+        return meta, fit
+
+    meta, fit = world.agree(check)
+    load_whole(path, fit.whole, world)
+    then = meta.get("meaning", {})
+    warnings = [
         f"{path}: was trained with model.{name} = {then[name]!r}, this run has {now!r}: they score otherwise"
         for name, now in _meaning(model).items()
         if then.get(name, now) != now
     ]
+    return Loaded(tuple(_passed_over(path, fit)), tuple(warnings))
 
 
-def _tensors(model: nn.Module, optimizers: Optimizers) -> dict:
-    """Everything torch.distributed.checkpoint stores; tensors alias the live ones, so loading fills them in place."""
-    dense = {f"{name}/{key}": t for name, entry in optimizers.dense_state().items() for key, t in entry.items()}
-    return {
-        "model": model.state_dict(),
-        "dense_optimizer": dense,
-        "sparse_optimizer": optimizers.sparse_state(),
-    }
+def _passed_over(path: pathlib.Path, fit: Fit) -> list[str]:
+    """What a partial load did not load, one line each way."""
+    said = []
+    if fit.left_out:
+        said.append(
+            f"{path}: left out {len(fit.left_out)} tensors that this model has no place for: {listed(fit.left_out)}"
+        )
+    if fit.kept:
+        said.append(f"{path}: lacks {len(fit.kept)} tensors, which stay at their initial values: {listed(fit.kept)}")
+    return said
 
 
-def _unflatten(flat: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+def _for_messages(meta: dict, config: RunConfig) -> dict[str, object]:
+    """What ``compare`` says of the options: those of the model that differ, and how the tables were laid out."""
+    then, now = meta["config"], _plain(config.values())
+    differ = [name for name in now if name.startswith("model.") and name in then and then[name] != now[name]]
+    options = [f"{name} = {then[name]!r} there and {now[name]!r} here" for name in differ]
+    return {"options": "".join(f"; {text}" for text in options[:3]), "layout": then.get("sharding.tables", {})}
+
+
+def _plain(values: Mapping[str, object]) -> dict:
+    """Option values as JSON gives them back."""
+    return json.loads(json.dumps(values, default=str))
+
+
+def _dense_state(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """Adam's part of ``tensors_of``, as ``Optimizers.load_dense_state`` takes it."""
     nested: dict[str, dict[str, torch.Tensor]] = {}
-    for key, tensor in flat.items():
-        name, entry = key.rsplit("/", 1)
-        nested.setdefault(name, {})[entry] = tensor
+    for key, tensor in tensors.items():
+        if key.startswith("dense_optimizer."):
+            name, entry = key.removeprefix("dense_optimizer.").rsplit("/", 1)
+            nested.setdefault(name, {})[entry] = tensor
     return nested
 
 
@@ -266,19 +307,3 @@ def _read_meta(path: pathlib.Path) -> dict:
     except (OSError, ValueError, KeyError, TypeError) as exc:
         reason = f"meta.json: {type(exc).__name__} {exc}"
         raise UserError(f"{path}: not a complete checkpoint ({reason}); remove it to use the one before") from None
-
-
-def first_cause(exc: BaseException) -> BaseException:
-    """What went wrong on the first rank that failed; torch.distributed.checkpoint wraps it in its own exception."""
-    return next(iter(exc.failures.values()))[0] if isinstance(exc, CheckpointException) else exc
-
-
-def _load(state: dict, path: pathlib.Path, world: World) -> None:
-    try:
-        dcp.load(state, checkpoint_id=path, process_group=world.host_group)
-    except (Exception, CheckpointException) as exc:
-        cause = first_cause(exc)
-        reason = next(iter(str(cause).strip().splitlines()), "") or type(cause).__name__
-        raise UserError(
-            f"{path}: does not fit this model, or is damaged ({reason}); check the model options, or use another one"
-        ) from exc

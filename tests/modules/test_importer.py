@@ -58,8 +58,6 @@ def test_heads_that_differ_cannot_be_exported(toy):
         export_public_weights(toy.model(tasks=TWO_TASKS))
 
 
-
-
 @pytest.mark.parametrize(
     "change,message",
     [

@@ -15,9 +15,15 @@ settings.share_cores_politely()
 
 
 def tiny(
-    users: int = 12, events: int = 24, seed: int = 0, history_length: int = 8, one_class: bool = False, days: int = 4
+    users: int = 12,
+    events: int = 24,
+    seed: int = 0,
+    history_length: int = 8,
+    one_class: bool = False,
+    days: int = 4,
+    genres: bool = True,
 ):
-    """A data set of ``users`` × ``events`` events over ``days`` days, a day a window."""
+    """A data set of ``users`` × ``events`` events over ``days`` days, a day a window; ``genres``: items have one."""
     from generative_recommenders.data.cache import cache_from_events
     from generative_recommenders.data.dataset import RankingDataset
     from generative_recommenders.data.reader import HistoryOptions
@@ -34,7 +40,7 @@ def tiny(
     genre = {i: i % 4 for i in range(16)}
     cache = cache_from_events(user, item, time, bits, min_history=2, attributes={"genre": genre})
     rows = {"item_id": cache.vocab["item_id"], "genre": cache.vocab["genre"], "uid": users + 1}
-    schema = FeatureSchema(("item_id", "genre"), ("uid",), rows)
+    schema = FeatureSchema(("item_id", "genre") if genres else ("item_id",), ("uid",), rows)
     split = split_last_fraction(cache, 0.25)
     return RankingDataset(
         "tiny", cache, schema, split, HistoryOptions(history_length, "last_n"), best_auc=0.9, baseline_auc=0.5
