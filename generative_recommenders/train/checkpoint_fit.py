@@ -65,6 +65,16 @@ def table_of(name: str) -> tuple[str, bool] | None:
     return (match["table"], match["sums"] is not None) if match else None
 
 
+def table_sizes(index: Metadata, wanted: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
+    """Table → its rows in the checkpoint and in ``wanted``, of the tables that both have."""
+    found = {}
+    for name, tensor in wanted.items():
+        table, sums = table_of(name) or ("", True)
+        if not sums and name in index.state_dict_metadata:
+            found[table] = (index.state_dict_metadata[name].size[0], size_of(tensor)[0])
+    return found
+
+
 def read_index(path: pathlib.Path) -> Metadata:
     """The index of a checkpoint's tensors. ``UserError`` if it, or a file that it names, is damaged or cut off."""
     try:

@@ -51,16 +51,16 @@ class World:
         """Do some work on every rank; what stops one stops all. A collective call.
 
         Raises:
-            UserError: on every rank, that of the first rank that raised one.
+            UserError, OSError: on every rank, that of the first rank that raised one.
         """
         result, problem = None, None
         try:
             result = work()
-        except UserError as exc:
-            problem = str(exc)
-        problems = [text for text in self.gather(problem) if text]
+        except (UserError, OSError) as exc:
+            problem = exc
+        problems = [exc for exc in self.gather(problem) if exc is not None]
         if problems:
-            raise UserError(problems[0])
+            raise problems[0]
         return result
 
     def sum_on_host(self, *values: int) -> list[int]:

@@ -24,6 +24,7 @@ from generative_recommenders.ops.dispatch import BackendUnavailable
 from generative_recommenders.train import build, checkpoint, gin_files, report
 from generative_recommenders.train.checkpoint import Checkpointer
 from generative_recommenders.train.checkpoint_fit import first_cause
+from generative_recommenders.train.checkpoint_meta import newest, resolve
 from generative_recommenders.train.console import Terminal
 from generative_recommenders.train.distributed import World, choose_device, join, launched_rank, leave
 from generative_recommenders.train.evaluation import TrainingDiverged
@@ -154,19 +155,22 @@ class _Attempt:
         model, optimizers = build.build_model(config, dataset, world)
         terminal = Terminal() if self.is_main else None
         self.reporter = reporter = Reporter(world, folder if self.is_main else None, terminal, self.started)
-        checkpointer = Checkpointer(folder.checkpoints, config.checkpoint.keep, config, world)
+        checkpointer = Checkpointer(folder.checkpoints, config.checkpoint.keep, config, world, dataset)
         writes_mlperf = config.mlperf.enabled and self.is_main
         self.mlperf = MlperfLog(
             folder.path / "mlperf.log" if writes_mlperf else None, evaluation_schedule(config, world)
         )
         trainer = Trainer(config, dataset, model, optimizers, checkpointer, reporter, signals, self.mlperf, world)
-        found = checkpoint.newest(folder.checkpoints) if self.arguments.resume else None
+        found = newest(folder.checkpoints) if self.arguments.resume else None
         if found is not None:
-            trainer.resume(checkpointer.restore(found, model, optimizers))
+            restored = checkpointer.restore(found, model, optimizers)
+            self.warnings = restored.warnings
+            trainer.resume(restored)
         elif config.train.mode == "eval" and not config.checkpoint.load:
             raise UserError(f"--resume: {folder.path} has no checkpoint, so there are no weights to evaluate")
         elif config.checkpoint.load:
-            loaded = checkpoint.load(checkpoint.resolve(config.checkpoint.load), model, config, world)
+            path = resolve(config.checkpoint.load)
+            loaded = checkpoint.load(path, model, optimizers, config, dataset, world)
             self.notes, self.warnings = loaded.notes, loaded.warnings
         trainer.rehearse()
         reporter.total_samples = trainer.samples_at_end()
