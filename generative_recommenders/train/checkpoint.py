@@ -228,6 +228,7 @@ def _examine(
 ) -> _Examined:
     """Compare everything, load nothing; a collective call. ``first`` goes before the comparison of ids and tensors."""
     match_ids = choices.pop("match_ids", False)
+    everywhere = frozenset().union(*world.gather(list(wanted)))
 
     def check() -> _Examined:
         meta = read_meta(path)
@@ -237,7 +238,9 @@ def _examine(
         carry = checkpoint_ids.match(path, meta.get("data"), data.identity, table_sizes(index, wanted), match_ids)
         layout = meta["config"].get("sharding.tables", {})
         options = other_options(meta, config)
-        fit = compare(path, index, wanted, renumbered=carry.old_rows, options=options, layout=layout, **choices)
+        fit = compare(
+            path, index, wanted, everywhere, renumbered=carry.old_rows, options=options, layout=layout, **choices
+        )
         return _Examined(meta, fit, carry)
 
     return world.agree(check)

@@ -11,7 +11,7 @@ import dataclasses
 import pathlib
 import pickle
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -102,6 +102,7 @@ def compare(
     path: pathlib.Path,
     index: Metadata,
     wanted: Mapping[str, torch.Tensor],
+    everywhere: Set[str],
     *,
     renumbered: Iterable[str] = (),
     weights_only: bool = False,
@@ -112,6 +113,8 @@ def compare(
     """Decide what is loaded.
 
     Args:
+        wanted: this rank's tensors by stored name.
+        everywhere: the names that any rank wants: a table's sums are known to the ranks that hold a shard of it alone.
         renumbered: tables whose rows are carried by number, and may be more or fewer than stored.
         weights_only: the optimizers' state is not asked for, and does not count as left out.
         partial: names that only one side has are passed over.
@@ -123,8 +126,8 @@ def compare(
     """
     stored = index.state_dict_metadata
     names = [name for name in stored if name.startswith("model.") or not weights_only]
-    left_out = tuple(sorted(set(names) - set(wanted)))
-    kept = tuple(sorted(set(wanted) - set(names)))
+    left_out = tuple(sorted(set(names) - everywhere))
+    kept = tuple(sorted(everywhere - set(names)))
     if (left_out or kept) and not partial:
         raise UserError(f"{path}: does not fit this model: {_one_sided(left_out, kept)}{options}; {_PARTIAL}")
     both = {name: tensor for name, tensor in wanted.items() if name in stored}
