@@ -26,6 +26,7 @@ import numpy as np
 
 from generative_recommenders.data.schema import LISTEN_PLUS, SKIP
 from generative_recommenders.errors import UserError
+from generative_recommenders.paths import user_path
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -109,6 +110,8 @@ class EventCache:
     def time_range(self) -> tuple[int, int]:
         """Smallest and largest anchor time; ``UserError`` if there is no anchor."""
         if not self.num_anchors:
+            if not np.isin(self.bits, (LISTEN_PLUS, SKIP)).any():
+                raise UserError(f"{self.name} has no sample: none of its events has a positive or negative outcome")
             raise UserError(f"{self.name} has no sample: no listen has min_history={self.min_history} earlier events")
         return self._time_of_anchor(0), self._time_of_anchor(self.num_anchors - 1)
 
@@ -132,7 +135,7 @@ class EventCache:
     @classmethod
     def open(cls, path: str | pathlib.Path) -> EventCache:
         """Map a prepared cache. ``UserError`` if it is absent, incomplete, of another version or of the wrong size."""
-        folder = pathlib.Path(path)
+        folder = user_path(path)
         manifest = read_manifest(folder)
         columns = {name: _map_column(folder, name, entry) for name, entry in manifest["columns"].items()}
         missing = [name for name in COLUMN_TYPES if name not in columns]

@@ -7,6 +7,7 @@ of ids, genres, year and what is known of the user, features may be running stat
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import importlib.metadata
 import pathlib
@@ -26,6 +27,7 @@ from generative_recommenders.data.reader import HistoryOptions
 from generative_recommenders.data.schema import LISTEN_PLUS, SKIP, FeatureSchema
 from generative_recommenders.data.windows import DAY, split_last_fraction
 from generative_recommenders.errors import UserError
+from generative_recommenders.paths import user_path
 
 POSITIVE_RATING = 4.0
 #: Rows of the table of a cross; the ids crossed are small, so this is roomy.
@@ -49,7 +51,10 @@ WHERE_SMALL = (
 
 @dataclasses.dataclass(frozen=True)
 class Ratings:
-    """Ratings as read: columns [E], attributes by item and by user (original id → number), genres of each item."""
+    """Ratings as read: columns [E], attributes by item and by user (original id → number), genres of each item.
+
+    Whoever has no entry among the attributes has the unknown id 0.
+    """
 
     user: np.ndarray
     item: np.ndarray
@@ -130,7 +135,6 @@ def movielens_dataset(
 def movielens_cache(ratings: Ratings, min_history: int) -> EventCache:
     """The event cache of ratings; its context columns are the user attributes and the running statistics."""
     positive = ratings.rating >= POSITIVE_RATING
-    known = {name: _by_user(ratings.user, table) for name, table in ratings.user_attributes.items()}
     hundredths = np.rint(100 * ratings.rating).astype(np.int64)
     cache = cache_from_events(
         ratings.user,
@@ -139,9 +143,11 @@ def movielens_cache(ratings: Ratings, min_history: int) -> EventCache:
         np.where(positive, LISTEN_PLUS, SKIP),
         min_history=min_history,
         attributes=ratings.item_attributes,
-        context={**known, RATING_LABEL: hundredths},  # ordered with the events; an outcome, so it does not stay there
+        context={RATING_LABEL: hundredths},  # ordered with the events; an outcome, so it does not stay there
     )
     context, rows = dict(cache.context), dict(cache.vocab)
+    for name, table in sorted(ratings.user_attributes.items()):
+        context[name], rows[name] = _of_users(cache, table)
     labels = {RATING_LABEL: np.unique(hundredths)[context.pop(RATING_LABEL).astype(np.int64) - 1]}
     del rows[RATING_LABEL]
     genres = [(), *(ratings.genres.get(item, ()) for item in np.unique(ratings.item).tolist())]
@@ -161,22 +167,29 @@ def baseline_auc(cache: EventCache, cut: int) -> float:
 
 def read_100k(folder: pathlib.Path) -> Ratings:
     """Read the atomic files of MovieLens-100K."""
-    table = _read(folder / "ml-100k.inter", "\t", ("user_id:token", "item_id:token", "rating:float", "timestamp:float"))
-    items = _read(folder / "ml-100k.item", "\t", ("item_id:token", "release_year:token", "class:token_seq"))
-    users = _read(folder / "ml-100k.user", "\t", ("user_id:token", "age:token", "gender:token", "occupation:token"))
-    item_ids, user_ids = _whole(items, "item_id:token"), _whole(users, "user_id:token")
-    years = [_year(text) for text in items["release_year:token"].to_list()]
-    genres = [(text or "").split() for text in items["class:token_seq"].to_list()]
+    table = _File(folder / "ml-100k.inter", "\t", ("user_id:token", "item_id:token", "rating:float", "timestamp:float"))
+    items = _File(folder / "ml-100k.item", "\t", ("item_id:token", "release_year:token", "class:token_seq"))
+    users = _File(folder / "ml-100k.user", "\t", ("user_id:token", "age:token", "gender:token", "occupation:token"))
+    item_ids, user_ids = items.whole("item_id:token"), users.whole("user_id:token").tolist()
+    raters = table.whole("user_id:token")
+    ages = [None if age is None else age // 5 for age in users.whole_or_none("age:token")]
+    strangers = np.setdiff1d(raters, user_ids)
+    if len(strangers):
+        raise UserError(
+            f"{users.path} has no line of user {strangers[0]}, who has ratings in {table.path}: the files do not "
+            "belong together"
+        )
+    genres = [(text or "").split() for text in items.texts("class:token_seq")]
     return Ratings(
-        user=_whole(table, "user_id:token"),
-        item=_whole(table, "item_id:token"),
-        rating=_numbers(table, "rating:float"),
-        time=_whole(table, "timestamp:float"),
-        item_attributes=_item_attributes(item_ids, genres, years),
+        user=raters,
+        item=table.whole("item_id:token"),
+        rating=table.numbers("rating:float"),
+        time=table.times("timestamp:float"),
+        item_attributes=_item_attributes(item_ids.tolist(), genres, items.texts("release_year:token")),
         user_attributes={
-            "age": dict(zip(user_ids.tolist(), (_whole(users, "age:token") // 5).tolist(), strict=True)),
-            "gender": _numbered(user_ids, users["gender:token"].to_list()),
-            "occupation": _numbered(user_ids, users["occupation:token"].to_list()),
+            "age": _known(user_ids, ages),
+            "gender": _numbered(user_ids, users.texts("gender:token")),
+            "occupation": _numbered(user_ids, users.texts("occupation:token")),
         },
         genres=dict(zip(item_ids.tolist(), genres, strict=True)),
     )
@@ -184,33 +197,37 @@ def read_100k(folder: pathlib.Path) -> Ratings:
 
 def read_small(folder: pathlib.Path) -> Ratings:
     """Read ``ratings.csv`` and ``movies.csv``."""
-    table = _read(folder / "ratings.csv", ",", ("userId", "movieId", "rating", "timestamp"))
-    movies = _read(folder / "movies.csv", ",", ("movieId", "title", "genres"), quote='"')
-    item_ids = _whole(movies, "movieId")
-    years = [_year(text) for text in movies["title"].to_list()]
-    genres = [(text or "").split("|") for text in movies["genres"].to_list()]
+    table = _File(folder / "ratings.csv", ",", ("userId", "movieId", "rating", "timestamp"))
+    movies = _File(folder / "movies.csv", ",", ("movieId", "title", "genres"))
+    item_ids = movies.whole("movieId")
+    genres = [text.split("|") if text else [] for text in movies.texts("genres")]
     return Ratings(
-        user=_whole(table, "userId"),
-        item=_whole(table, "movieId"),
-        rating=_numbers(table, "rating"),
-        time=_whole(table, "timestamp"),
-        item_attributes=_item_attributes(item_ids, genres, years),
+        user=table.whole("userId"),
+        item=table.whole("movieId"),
+        rating=table.numbers("rating"),
+        time=table.times("timestamp"),
+        item_attributes=_item_attributes(item_ids.tolist(), genres, movies.texts("title")),
         user_attributes={},
         genres=dict(zip(item_ids.tolist(), genres, strict=True)),
     )
 
 
 def _item_attributes(
-    item_ids: np.ndarray, genres: list[list[str]], years: list[int | None]
+    item_ids: list[int], genres: list[list[str]], years: list[str | None]
 ) -> dict[str, dict[int, int]]:
-    known = {item: year for item, year in zip(item_ids.tolist(), years, strict=True) if year is not None}
-    return {"genres": _numbered(item_ids, ["|".join(each) for each in genres]), "year": known}
+    joined = ["|".join(each) or None for each in genres]
+    return {"genres": _numbered(item_ids, joined), "year": _known(item_ids, [_year(text) for text in years])}
 
 
-def _numbered(ids: np.ndarray, texts: list[str]) -> dict[int, int]:
-    """id → number of its text among the different texts."""
-    number = {text: index for index, text in enumerate(sorted(set(texts)))}
-    return {key: number[text] for key, text in zip(ids.tolist(), texts, strict=True)}
+def _known(ids: list[int], values: list[int | None]) -> dict[int, int]:
+    """id → its value, where it has one."""
+    return {key: value for key, value in zip(ids, values, strict=True) if value is not None}
+
+
+def _numbered(ids: list[int], texts: list[str | None]) -> dict[int, int]:
+    """id → number of its text among the different texts, where it has one."""
+    number = {text: index for index, text in enumerate(sorted({text for text in texts if text is not None}))}
+    return _known(ids, [number.get(text) for text in texts])
 
 
 def _year(text: str | None) -> int | None:
@@ -219,11 +236,12 @@ def _year(text: str | None) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def _by_user(users: np.ndarray, table: Mapping[int, int]) -> np.ndarray:
-    missing = [user for user in np.unique(users).tolist() if user not in table]
-    if missing:
-        raise UserError(f"user {missing[0]} has ratings but no line in the user file: the files do not belong together")
-    return np.array([table[user] for user in users.tolist()], dtype=np.int64)
+def _of_users(cache: EventCache, table: Mapping[int, int]) -> tuple[np.ndarray, int]:
+    """u32 [E], the user's attribute as a dense id at each event (0 unknown), and the rows of its id space."""
+    values = [table.get(user) for user in cache.user_ids.tolist()]
+    number = {value: index + 1 for index, value in enumerate(sorted({v for v in values if v is not None}))}
+    dense = np.array([number.get(value, 0) for value in values], np.uint32)
+    return dense[cache.user_of(np.arange(cache.num_events))], len(number) + 1
 
 
 def _recbole_folder() -> pathlib.Path:
@@ -236,16 +254,73 @@ def _recbole_folder() -> pathlib.Path:
 
 
 def _folder(path: str | pathlib.Path, where: str) -> pathlib.Path:
-    folder = pathlib.Path(path).expanduser()
+    folder = user_path(path)
     if not folder.is_dir():
         raise UserError(f"MovieLens folder {folder} does not exist: {where}")
     return folder
 
 
-def _read(path: pathlib.Path, separator: str, columns: Sequence[str], quote: str | None = None) -> pl.DataFrame:
+class _File:
+    """A file of the archive as text; empty fields are nulls. Its errors name file, column and line."""
+
+    def __init__(self, path: pathlib.Path, separator: str, columns: Sequence[str]) -> None:
+        self.path, self._table = path, _read(path, separator, columns)
+
+    def texts(self, column: str) -> list[str | None]:
+        """[lines]; None for an empty field."""
+        return self._table[column].to_list()
+
+    def numbers(self, column: str) -> np.ndarray:
+        """float64 [lines], finite."""
+        values = self._cast(column)
+        if values.null_count():
+            raise self._fault(column, int(values.is_null().arg_max()), "an empty field is not a number")
+        return values.to_numpy()
+
+    def whole(self, column: str) -> np.ndarray:
+        """int64 [lines], from 0 on."""
+        self.numbers(column)
+        return np.array(self.whole_or_none(column), np.int64)
+
+    def times(self, column: str) -> np.ndarray:
+        """int64 [lines], seconds."""
+        values = self.whole(column)
+        late = np.flatnonzero(values >= 2**32)
+        if len(late):
+            hint = f"{values[late[0]]}, but time runs from 0 to {2**32 - 1} s (milliseconds? divide by 1000)"
+            raise self._fault(column, int(late[0]), hint)
+        return values
+
+    def whole_or_none(self, column: str) -> list[int | None]:
+        """[lines], from 0 on; None for an empty field."""
+        values = self._cast(column)
+        wrong = ((values != values.floor()) | (values < 0) | (values >= 2**53)).fill_null(False)
+        if wrong.any():
+            line = int(wrong.arg_max())
+            raise self._fault(column, line, f"{values[line]:g} is not a whole number from 0 on")
+        return values.cast(pl.Int64).to_list()
+
+    def _cast(self, column: str) -> pl.Series:
+        """Finite numbers and nulls."""
+        texts = self._table[column]
+        values = texts.cast(pl.Float64, strict=False)
+        wrong = texts.is_not_null() & ~values.is_finite().fill_null(False)
+        if wrong.any():
+            line = int(wrong.arg_max())
+            raise self._fault(column, line, f"{texts[line]!r} is not a number")
+        return values
+
+    def _fault(self, column: str, row: int, reason: str) -> UserError:
+        return UserError(f"{self.path}, column {column!r}, line {row + 2}: {reason}")
+
+
+def _read(path: pathlib.Path, separator: str, columns: Sequence[str]) -> pl.DataFrame:
     if not path.is_file():
         raise UserError(f"{path} does not exist: the folder must hold the files of the MovieLens archive")
     try:
+        with path.open("rb") as file:
+            # Titles of the tab separated files may begin with a quote; where all fields have quotes, so has the header.
+            quote = '"' if separator == "," or file.read(4).removeprefix(codecs.BOM_UTF8).startswith(b'"') else None
         table = pl.read_csv(path, separator=separator, quote_char=quote, infer_schema=False, glob=False)
     except pl.exceptions.NoDataError:
         raise UserError(f"{path} is empty: fetch the archive again") from None
@@ -256,20 +331,5 @@ def _read(path: pathlib.Path, separator: str, columns: Sequence[str], quote: str
         raise UserError(f"{path} has no column {missing[0]!r}, it has {', '.join(table.columns)}")
     if not len(table):
         raise UserError(f"{path} holds a header and no line: fetch the archive again")
-    return table
-
-
-def _numbers(table: pl.DataFrame, column: str) -> np.ndarray:
-    values = table[column].cast(pl.Float64, strict=False)
-    if values.null_count() or not values.is_finite().all():
-        line = int((values.is_null() | ~values.is_finite()).arg_max()) + 2
-        raise UserError(f"column {column!r}, line {line}: {table[column][line - 2]!r} is not a number")
-    return values.to_numpy()
-
-
-def _whole(table: pl.DataFrame, column: str) -> np.ndarray:
-    values = _numbers(table, column)
-    wrong = np.flatnonzero((values != np.floor(values)) | (values < 0) | (values >= 2**53))
-    if len(wrong):
-        raise UserError(f"column {column!r}, line {wrong[0] + 2}: {values[wrong[0]]:g} is not a whole number from 0 on")
-    return values.astype(np.int64)
+    filled = pl.all().str.strip_chars()
+    return table.select(pl.when(filled != "").then(filled).name.keep())

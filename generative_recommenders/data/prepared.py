@@ -9,7 +9,7 @@ from generative_recommenders.data.cache import EventCache
 from generative_recommenders.data.crosses import cross_rows, is_cross, limit_rows
 from generative_recommenders.data.dataset import RankingDataset
 from generative_recommenders.data.reader import HistoryOptions
-from generative_recommenders.data.schema import FeatureSchema
+from generative_recommenders.data.schema import NAME_RULE, FeatureSchema, clashing_name
 from generative_recommenders.data.windows import Split
 from generative_recommenders.errors import UserError
 
@@ -20,6 +20,11 @@ def open_cache(path: str | pathlib.Path, min_history: int | None, prepare_with: 
         cache = EventCache.open(path)
     except UserError as error:
         raise UserError(f"{error} ({prepare_with})") from None
+    if (name := clashing_name([*cache.attributes, *cache.context])) is not None:
+        raise UserError(
+            f"{cache.name} has a feature named {name!r}, which is not possible any more: rename its column and prepare "
+            f"again ({NAME_RULE})"
+        )
     if min_history is not None and cache.min_history != min_history:
         raise UserError(
             f"{cache.name} was prepared with min_history={cache.min_history}, asked for is {min_history}: "

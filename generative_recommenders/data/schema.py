@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterable, Mapping
 
 from generative_recommenders.errors import UserError
 
@@ -20,6 +21,39 @@ CANDIDATE_ACTION_WEIGHT = "item_action_weight"
 
 #: What joins the parts of a cross's name (crosses.py), and therefore stands in no other feature's name.
 CROSS_JOINT = "_x_"
+
+
+#: Names of a batch that no attribute and no context column can have; ``id`` would be the candidate's item_candidate_id.
+TAKEN = ("uid", "item_id", "id", ACTION_WEIGHT, ACTION_TIMESTAMP, QUERY_TIME, CANDIDATE_ACTION_WEIGHT)
+#: Starts the candidate's name of every item feature.
+CANDIDATE_PREFIX = "item_candidate_"
+#: A name is part of file names, which have at most 255 bytes.
+LONGEST_NAME = 200
+NAME_RULE = (
+    f"names are printable, have 1 to {LONGEST_NAME} bytes, differ in more than upper and lower case, hold no '/' and "
+    f"no {CROSS_JOINT!r}, do not begin with {CANDIDATE_PREFIX!r}, and are not one of {', '.join(TAKEN)}"
+)
+
+
+def clashing_name(names: Iterable[str]) -> str | None:
+    """The first name that has another meaning in a batch, or None."""
+    clashes = lambda name: name in TAKEN or CROSS_JOINT in name or name.startswith(CANDIDATE_PREFIX)  # noqa: E731
+    return next(filter(clashes, names), None)
+
+
+def impossible_name(names: Iterable[str]) -> str | None:
+    """The first name that no attribute or context column can have beside those before it (``NAME_RULE``), or None.
+
+    Stricter than ``clashing_name``: a cache must also survive a file system that ignores upper and lower case.
+    """
+    seen = set()
+    for name in names:
+        key = unicodedata.normalize("NFC", name).casefold()
+        fits = name.isprintable() and 0 < len(name.encode(errors="replace")) <= LONGEST_NAME and "/" not in name
+        if not fits or key in seen or clashing_name([key]):
+            return name
+        seen.add(key)
+    return None
 
 
 def candidate_name(item_feature: str) -> str:

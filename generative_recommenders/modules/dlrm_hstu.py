@@ -18,6 +18,7 @@ from generative_recommenders.modules.postprocessors import make_postprocessor
 from generative_recommenders.modules.preprocessor import ContextualPreprocessor, EventRows, PreparedSequence
 from generative_recommenders.modules.stu import STULayer, STUStack
 from generative_recommenders.modules.table_init import fill_table_rows_
+from generative_recommenders.modules.table_names import table_name
 from generative_recommenders.modules.targets_only import TargetsOnlyGate
 from generative_recommenders.modules.transducer import HSTUTransducer
 from generative_recommenders.ops.candidate_attention import TargetSummary
@@ -62,7 +63,7 @@ class DlrmOutput:
 
 
 def embedding_configs(config: DlrmHSTUConfig, seed: int) -> list[EmbeddingConfig]:
-    """One table per feature, named as the feature; history and candidate feature share it."""
+    """One table per feature, with ``table_name`` of the feature; history and candidate feature share it."""
     tables = []
     for name in config.contextual_feature_names + config.item_feature_names:
         rows, columns = config.table_rows[name], config.table_dim
@@ -70,7 +71,11 @@ def embedding_configs(config: DlrmHSTUConfig, seed: int) -> list[EmbeddingConfig
         fill = functools.partial(_fill_whole_table, seed=seed, name=name, num_rows=rows, num_columns=columns)
         tables.append(
             EmbeddingConfig(
-                name=name, num_embeddings=rows, embedding_dim=columns, feature_names=[name, *shared], init_fn=fill
+                name=table_name(name),
+                num_embeddings=rows,
+                embedding_dim=columns,
+                feature_names=[name, *shared],
+                init_fn=fill,
             )
         )
     return tables

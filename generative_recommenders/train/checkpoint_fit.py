@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
 from generative_recommenders.errors import UserError
+from generative_recommenders.modules.table_names import feature_of_table, table_name
 from generative_recommenders.train.distributed import World
 from generative_recommenders.train.optimizers import Optimizers
 
@@ -60,9 +61,14 @@ def size_of(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def table_of(name: str) -> tuple[str, bool] | None:
-    """The table of a stored tensor, and whether it holds the table's sums; ``None`` for any other tensor."""
+    """The feature whose table a stored tensor is of, and whether it holds the table's sums; ``None`` for others."""
     match = TABLE_TENSOR.fullmatch(name)
-    return (match["table"], match["sums"] is not None) if match else None
+    return (feature_of_table(match["table"]), match["sums"] is not None) if match else None
+
+
+def weight_of(table: str) -> str:
+    """The stored name of a table's weight."""
+    return f"model.embedding_collection.embeddings.{table_name(table)}.weight"
 
 
 def table_sizes(index: Metadata, wanted: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
@@ -166,7 +172,7 @@ def _check_layout(path: pathlib.Path, index: Metadata, both: Mapping[str, torch.
     """Row-wise Adagrad keeps a sum per row, or per piece of a row where a table is split by columns."""
     for name in both:
         table, sums = table_of(name) or ("", False)
-        weight = f"model.embedding_collection.embeddings.{table}.weight"
+        weight = weight_of(table)
         if not sums or weight not in both:
             continue
         there = {chunk.offsets[1] for chunk in index.state_dict_metadata[weight].chunks}

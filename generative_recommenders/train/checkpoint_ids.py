@@ -18,11 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from generative_recommenders.data.identity import CrossedIds, DataIdentity, Vocabulary
+from generative_recommenders.data.identity import CrossedIds, DataIdentity, UnknownIds, Vocabulary, fingerprint_of
 from generative_recommenders.errors import UserError
+from generative_recommenders.modules.table_names import table_name
 
 FOLDER = "vocabularies"
 COLUMN = "id"
+KINDS = {Vocabulary: "ids", CrossedIds: "crossed", UnknownIds: "unknown"}
 SHORT = 12  # characters of a fingerprint in messages
 SHOWN = 3  # ids in a message
 
@@ -44,10 +46,14 @@ def describe(identity: DataIdentity) -> dict:
     """What ``meta.json`` says of the data: its content, and what each table's rows stand for."""
     tables = {}
     for name, ids in identity.tables.items():
-        tables[name] = {"rows": ids.rows, "fingerprint": ids.fingerprint}
-        if isinstance(ids, CrossedIds):
-            tables[name]["parts"] = list(ids.parts)
+        more = ids.describe() if isinstance(ids, CrossedIds) else {"rows": ids.rows, "fingerprint": ids.fingerprint}
+        tables[name] = {"kind": KINDS[type(ids)], **more}
     return {"content": identity.content, "tables": tables}
+
+
+def file_of(folder: pathlib.Path, table: str) -> pathlib.Path:
+    """The file of a table's raw ids in a checkpoint."""
+    return folder / FOLDER / f"{table_name(table)}.parquet"
 
 
 def save(folder: pathlib.Path, identity: DataIdentity, previous: pathlib.Path | None, data: Mapping | None) -> None:
@@ -55,13 +61,13 @@ def save(folder: pathlib.Path, identity: DataIdentity, previous: pathlib.Path | 
 
     ``data`` is ``describe`` of the previous one; its files are taken where the vocabulary is the same.
     """
-    (folder / FOLDER).mkdir()
+    (folder / FOLDER).mkdir(parents=True)
     before = data["tables"] if data else {}
     for name, ids in identity.tables.items():
         if not isinstance(ids, Vocabulary):
             continue
-        target, known = folder / FOLDER / f"{name}.parquet", before.get(name, {}).get("fingerprint")
-        source = previous / FOLDER / target.name if previous is not None else None
+        target, known = file_of(folder, name), before.get(name, {}).get("fingerprint")
+        source = file_of(previous, name) if previous is not None else None
         if source is not None and known == ids.fingerprint and source.is_file():
             try:
                 os.link(source, target)
@@ -128,7 +134,11 @@ class _Matcher:
         then, now = self._stored.get(table), self._identity.tables.get(table)
         if then is None or now is None:
             self._warnings.append(f"{self._path}: does not say what the rows of table {table} stand for")
-        elif isinstance(now, CrossedIds) or "parts" in then:
+        elif then["kind"] != KINDS[type(now)]:
+            self._refused_anyhow[table] = (
+                f"stood for {_KIND_NAMES[then['kind']]} and stands for {_KIND_NAMES[KINDS[type(now)]]}"
+            )
+        elif isinstance(now, CrossedIds):
             self._crossed(table, then, now)
         elif then["fingerprint"] != now.fingerprint:
             self._other_ids(table, then, now, there, here)
@@ -138,11 +148,32 @@ class _Matcher:
         elif there != here:
             self._refused[table] = f"has {there:,} rows there and {here:,} here, for the same ids; {_MATCH}"
 
-    def _crossed(self, table, then, now):
-        pass
+    def _crossed(self, table: str, then: Mapping, now: CrossedIds) -> None:
+        """Rows of a cross are hashes of its parts' numbers: they are the same rows or nothing is known of them."""
+        if then["fingerprint"] == now.fingerprint:
+            return
+        if now.same_rows(then):
+            self._notes.append(f"table {table}: its parts have new ids, every known one has the number that it had")
+            return
+        if then["rows"] != now.rows:
+            why = f"has {then['rows']:,} rows there and {now.rows:,} here"
+        else:
+            spaces = then["vocabularies"]
+            other = [
+                s for s, ids in now.vocabularies.items() if spaces.get(s, {}).get("fingerprint") != ids.fingerprint
+            ]
+            why = f"is hashed from numbers that stand for other ids than there ({', '.join(other)})"
+        self._refused_anyhow[table] = (
+            f"is a cross and {why}, so its rows cannot be matched by id; prepare the data with --extend OLD_CACHE, "
+            "which keeps the numbers of known ids and the sizes of crosses, or leave the cross out of "
+            "contextual_features (and have the rest loaded with checkpoint.partial=True)"
+        )
 
-    def _other_ids(self, table: str, then: Mapping, now: Vocabulary, there: int, here: int) -> None:
-        old, new = self._stored_ids(table, then), _comparable(now.originals())
+    def _other_ids(self, table: str, then: Mapping, now: Vocabulary | UnknownIds, there: int, here: int) -> None:
+        if isinstance(now, UnknownIds):
+            self._refused_anyhow[table] = f"stands for other ids, or for the same in another cache: {now.why}"
+            return
+        old, new = _of_one_type(self._stored_ids(table, then), now.originals())
         two = f"vocabulary {_short(then['fingerprint'], then['rows'])} there, {_short(now.fingerprint, now.rows)} here"
         if old.type != new.type:
             self._refused_anyhow[table] = (
@@ -168,28 +199,29 @@ class _Matcher:
             self._refused[table] = f"stands for other ids: {two}; {_differences(old, new)}{counts}; {_MATCH}"
 
     def _stored_ids(self, table: str, then: Mapping) -> pa.Array:
-        file = self._path / FOLDER / f"{table}.parquet"
+        file = file_of(self._path, table)
         try:
-            ids = _comparable(pq.read_table(file)[COLUMN])
-            if len(ids) != then["rows"] - 1:
-                raise ValueError(f"{len(ids):,} ids of {then['rows'] - 1:,}")
-        except (OSError, ValueError, KeyError, pa.ArrowException) as exc:
-            reason = next(iter(str(exc).splitlines()), "")
+            ids = pq.read_table(file)[COLUMN].combine_chunks()
+            sound = len(ids) == then["rows"] - 1 and fingerprint_of([ids], len(ids)) == then["fingerprint"]
+        except (OSError, ValueError, KeyError, pa.ArrowException):
+            sound = False
+        if not sound:
             raise UserError(
-                f"{file}: the ids of the table's rows are missing or damaged ({reason}), and this run's data has "
-                "others; restore the file, or use another checkpoint"
-            ) from None
+                f"{file}: the ids of the table's rows are missing or damaged, and this run's data has others; restore "
+                "the file, or use another checkpoint"
+            )
         return ids
 
 
 _MATCH = "carry rows over by id with checkpoint.match_ids=True, or use the data that the checkpoint was trained on"
 
 
-def _comparable(ids: pa.Array | pa.ChunkedArray) -> pa.ChunkedArray:
-    """Ids in one type for whole numbers and one for text: files of two days may have stored them in others."""
-    kind = pa.large_string() if not pa.types.is_integer(ids.type) else pa.int64()
-    ids = ids if isinstance(ids, pa.ChunkedArray) else pa.chunked_array([ids])
-    return ids.cast(kind).combine_chunks()
+_KIND_NAMES = {"ids": "raw ids", "crossed": "a cross", "unknown": "ids that the cache does not know"}
+
+
+def _of_one_type(old: pa.Array, new: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Both lists of ids; an empty one has no type of its own."""
+    return (old if len(old) else old.cast(new.type)), (new if len(new) else new.cast(old.type))
 
 
 def _short(fingerprint: str, rows: int) -> str:

@@ -12,6 +12,7 @@ from torch import nn
 
 from generative_recommenders.errors import UserError
 from generative_recommenders.modules.dlrm_hstu import DlrmHSTU
+from generative_recommenders.paths import user_path
 from generative_recommenders.train.gin_files import RunConfig
 
 # 1: before checkpoints said what the rows of their tables stand for (``data``); read as well.
@@ -52,7 +53,7 @@ def newest(folder: pathlib.Path) -> pathlib.Path | None:
 
 def resolve(path: str) -> pathlib.Path:
     """A checkpoint folder, or the newest one of a run folder. Raises ``UserError`` where there is none."""
-    given = pathlib.Path(path)
+    given = user_path(path)
     if (given / "meta.json").is_file():
         return given
     found = newest(given / "checkpoints") or newest(given)

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
-from generative_recommenders.train.checkpoint_fit import size_of, table_of, unreadable
+from generative_recommenders.train.checkpoint_fit import size_of, table_of, unreadable, weight_of
 from generative_recommenders.train.distributed import World
 
 
@@ -81,7 +81,7 @@ class _RowPlanner(LoadPlanner):
         first, count = shard.metadata.shard_offsets[0], shard.metadata.shard_sizes[0]
         piece = 0
         if sums:
-            weight = f"model.embedding_collection.embeddings.{table}.weight"
+            weight = weight_of(table)
             piece, first = divmod(first, size_of(self._tensors[weight])[0])
         known = self._old_rows[table][first : first + count]
         wanted = np.full(count, -1, np.int64)

@@ -21,6 +21,7 @@ import gin
 
 from generative_recommenders import settings
 from generative_recommenders.errors import UserError
+from generative_recommenders.paths import user_path
 from generative_recommenders.train import config as sections
 from generative_recommenders.train.datasets import FACTORIES, check_options, missing_package, parameters
 
@@ -127,6 +128,7 @@ def load(files: Sequence[str], bindings: Sequence[str] = ()) -> RunConfig:
         sources: dict[str, str] = {}
         macros_used: set[str] = set()
         for path in files:
+            path = str(user_path(path))
             if not os.path.isfile(path):
                 raise UserError(f"configuration file {path}: no such file; give the path of a gin file (see configs/)")
             _parse(lambda path=path: gin.parse_config_file(path), path)

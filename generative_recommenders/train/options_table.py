@@ -23,7 +23,7 @@ DATA_OPTIONS = {
     "history_length": "events of a history at most",
     "history_strategy": "last_n: the newest; interleaved: a third from each kind of outcome",
     "history_ties": "exclude: only events strictly before the sample; order: the public benchmark's rule",
-    "scan_limit": "newest events that interleaved looks through",
+    "scan_limit": "newest events before the sample that any history_strategy looks through",
     "holdout_fraction": "share of the samples, the newest, that are the hold-out",
     "holdout_days": "days at the end that are the hold-out",
     "train_days": "days before the hold-out that train",

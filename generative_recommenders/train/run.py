@@ -21,6 +21,7 @@ from generative_recommenders import settings
 from generative_recommenders.data.dataset import RankingDataset
 from generative_recommenders.errors import UserError
 from generative_recommenders.ops.dispatch import BackendUnavailable
+from generative_recommenders.paths import user_path
 from generative_recommenders.train import build, checkpoint, gin_files, report
 from generative_recommenders.train.checkpoint import Checkpointer
 from generative_recommenders.train.checkpoint_fit import first_cause
@@ -338,7 +339,7 @@ def _take_folder(arguments: Arguments) -> RunFolder:
     if arguments.resume:
         raise UserError("--resume: needs --run-name, the name of the run to go on with")
     name = f"{pathlib.Path(arguments.config[-1]).stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    while (pathlib.Path(arguments.runs_dir) / name).exists():  # another run began in the same second
+    while (user_path(arguments.runs_dir) / name).exists():  # another run began in the same second
         name += "x"
     folder = claim(arguments.runs_dir, name, resume=False)
     folder.hold()

@@ -18,6 +18,7 @@ import shutil
 from torch.utils.tensorboard import SummaryWriter
 
 from generative_recommenders.errors import UserError
+from generative_recommenders.paths import user_path
 from generative_recommenders.train.checkpoint import Progress, newest
 
 
@@ -156,7 +157,7 @@ def claim(runs_dir: str, name: str, resume: bool) -> RunFolder:
     """
     if not name or name in (".", "..") or "/" in name or os.sep in name:
         raise UserError(f"--run-name {name!r}: must be a plain folder name")
-    path = pathlib.Path(runs_dir) / name
+    path = user_path(runs_dir) / name
     started = (path / "config.gin").exists()
     if resume and not started:
         raise UserError(f"--resume: {path} holds no run; check --run-name and --runs-dir")

@@ -24,6 +24,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from generative_recommenders import settings
 from generative_recommenders.errors import UserError
+from generative_recommenders.modules.table_names import feature_of_table, table_name
 from generative_recommenders.train.config import ShardingConfig
 from generative_recommenders.train.distributed import World
 from generative_recommenders.train.gin_files import nearest
@@ -38,8 +39,8 @@ _WIRE = {"float16": CommType.FP16, "bfloat16": CommType.BF16}
 
 
 def table_names(model: nn.Module) -> list[str]:
-    """Names of all embedding tables, in order."""
-    return [config.name for ec in _collections(model) for config in ec.embedding_configs()]
+    """Names of all embedding tables, in order: those of their features, as people write them."""
+    return [feature_of_table(config.name) for ec in _collections(model) for config in ec.embedding_configs()]
 
 
 def table_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -103,7 +104,7 @@ def make_plan(model: nn.Module, config: ShardingConfig, world: World, sharders: 
         if name not in tables:
             raise UserError(f"sharding.tables names {name!r}: no such table{nearest(name, tables)}")
     constraints = {
-        name: ParameterConstraints(
+        table_name(name): ParameterConstraints(
             sharding_types=[config.tables[name]] if name in config.tables else list(UNASKED),
             compute_kernels=[EmbeddingComputeKernel.FUSED.value],
         )
@@ -141,7 +142,7 @@ def _initialise_tables(model: DistributedModelParallel, init: ShardInit) -> None
     for key, value in model.state_dict().items():
         if not hasattr(value, "local_shards"):
             continue
-        table = key.split(".embeddings.")[-1].removesuffix(".weight")
+        table = feature_of_table(key.split(".embeddings.")[-1].removesuffix(".weight"))
         for local in value.local_shards():
             row, column = local.metadata.shard_offsets
             init(table, local.tensor, row, column)

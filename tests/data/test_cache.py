@@ -78,6 +78,9 @@ def test_time_range_and_empty_anchor_set():
     assert none.num_anchors == 0 and none.anchor_range(0, 2**32) == (0, 0)
     with pytest.raises(UserError, match="min_history=1"):
         none.time_range()
+    likes = cache_from_events(*(np.array([value] * 3) for value in (1, 1, 1, 2)), min_history=0)
+    with pytest.raises(UserError, match="none of its events has a positive or negative outcome"):
+        likes.time_range()
 
 
 def test_event_numbers_take_the_smallest_type():

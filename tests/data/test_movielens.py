@@ -1,5 +1,6 @@
 """MovieLens: small files made here, and the published figures where the data are present."""
 
+import csv
 import importlib.metadata
 import os
 import pathlib
@@ -117,7 +118,112 @@ def test_bad_files_are_named(tmp_path, files, message):
     write_small(tmp_path, **files)
     with pytest.raises(UserError, match=message) as caught:
         movielens_small(str(tmp_path), min_history=0)
+    assert "ratings.csv" in str(caught.value) or "training sample" in message
     assert "\n" not in str(caught.value)
+
+
+def write_100k(folder, users=None, items=None, ratings=None):
+    """Three users, four items, nine ratings; ``users`` and so on: lines in place of the usual ones."""
+    files = {
+        "user": (
+            "user_id:token\tage:token\tgender:token\toccupation:token\tzip_code:token",
+            users or ["1\t24\tM\ttechnician\t85711", "2\t53\tF\tother\t94043", "3\t23\tM\twriter\t32067"],
+        ),
+        "item": (
+            "item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq",
+            items or [f"{n}\tFilm {n}\t199{n}\tDrama War" for n in range(1, 5)],
+        ),
+        "inter": (
+            "user_id:token\titem_id:token\trating:float\ttimestamp:float",
+            ratings or [f"{n % 3 + 1}\t{n % 4 + 1}\t{n % 5 + 1}\t{1000 + n}" for n in range(9)],
+        ),
+    }
+    for name, (header, lines) in files.items():
+        (folder / f"ml-100k.{name}").write_text("\n".join([header, *lines]) + "\n")
+    return str(folder)
+
+
+FEATURES = {"item_features": ["item_id", "genres", "year"], "contextual_features": ["age", "gender", "occupation"]}
+
+
+@pytest.mark.parametrize("empty", ["", " ", '""'])
+@pytest.mark.parametrize("column", ["age", "gender", "occupation"])
+def test_a_user_without_an_attribute_has_the_unknown_id(tmp_path, column, empty):
+    fields = {"user_id": "2", "age": "53", "gender": "F", "occupation": "other", "zip_code": ""}
+    if empty == '""':  # quotes count where the header has them
+        write_100k(tmp_path)
+        quoted = "\n".join(
+            "\t".join(f'"{field}"' for field in line.split("\t"))
+            for line in (tmp_path / "ml-100k.user").read_text().splitlines()
+        )
+        position = list(fields).index(column)
+        lines = [line.split("\t") for line in quoted.splitlines()]
+        lines[2][position] = empty
+        (tmp_path / "ml-100k.user").write_text("\n".join("\t".join(line) for line in lines) + "\n")
+    else:
+        fields[column] = empty
+        write_100k(tmp_path, users=["1\t24\tM\ttechnician\t", "\t".join(fields.values()), "3\t23\tM\twriter\t"])
+    cache = movielens_100k(str(tmp_path), min_history=0, **FEATURES).cache
+    for name in ("age", "gender", "occupation"):
+        of_user = [
+            set(cache.context[name][cache.user_offsets[u] : cache.user_offsets[u + 1]].tolist()) for u in (0, 1, 2)
+        ]
+        whole = {"age": [1, 2, 1], "gender": [2, 1, 2], "occupation": [2, 1, 3]}[name]
+        less = {"age": [1, 0, 1], "gender": [1, 0, 1], "occupation": [1, 0, 2]}[name]
+        assert of_user == [{number} for number in (less if name == column else whole)], name
+
+
+def test_an_item_without_genres_or_year_has_the_unknown_id(tmp_path):
+    write_100k(tmp_path, items=["1\tOne\t1991\tWar", "2\tTwo\t\tWar", "3\tThree\t1993\t", "4\t\t1991\tDrama"])
+    cache = movielens_100k(str(tmp_path), min_history=0, **FEATURES).cache
+    assert cache.attributes["genres"].tolist() == [0, 2, 2, 0, 1]
+    assert cache.attributes["year"].tolist() == [0, 1, 0, 2, 1]
+    folder = tmp_path / "small"
+    folder.mkdir()
+    movies = "movieId,title,genres\n" + "".join(f"{m},Film ({1990 + m}),War\n" for m in range(5)) + "5,,\n6,Film,\n"
+    cache = movielens_small(str(write_small(folder, movies=movies)), min_history=0).cache
+    assert cache.attributes["genres"].tolist() == [0, 1, 1, 1, 1, 1, 0, 0]
+    assert cache.attributes["year"].tolist() == [0, 1, 2, 3, 4, 5, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"users": ["x\t24\tM\tother\t1"]}, "ml-100k.user, column 'user_id:token', line 2: 'x' is not a number"),
+        ({"users": ["\t24\tM\tother\t1"]}, "ml-100k.user, column 'user_id:token', line 2: an empty field is not"),
+        ({"users": ["1\told\tM\tother\t1"]}, "ml-100k.user, column 'age:token', line 2: 'old' is not a number"),
+        ({"users": ["1\t24\tM\tother\t1"]}, r"ml-100k.user has no line of user 2, who has ratings in \S+ml-100k.inter"),
+        ({"items": ["\tOne\t1991\tWar"]}, "ml-100k.item, column 'item_id:token', line 2: an empty field"),
+        ({"ratings": ["1\t1\t5\t1", "1\t1\t\t2"]}, "ml-100k.inter, column 'rating:float', line 3: an empty field"),
+        ({"ratings": ["1\t1\tnan\t1"]}, "ml-100k.inter, column 'rating:float', line 2: 'nan' is not a number"),
+        ({"ratings": ["1\t\t5\t1"]}, "ml-100k.inter, column 'item_id:token', line 2: an empty field"),
+        ({"ratings": ["1\t1\t5\t"]}, "ml-100k.inter, column 'timestamp:float', line 2: an empty field"),
+        ({"ratings": ["1\t1\t5\t8e9"]}, "ml-100k.inter, column 'timestamp:float', line 2: 8000000000, but time runs"),
+    ],
+)
+def test_errors_of_100k_name_file_column_and_line(tmp_path, files, message):
+    with pytest.raises(UserError, match=message) as caught:
+        movielens_100k(write_100k(tmp_path, **files), min_history=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_with_every_field_quoted_are_read(tmp_path):
+    write_small(tmp_path)
+    want = read_small(tmp_path)
+    (tmp_path / "quoted").mkdir()
+    for name in ("ratings.csv", "movies.csv"):
+        rows = list(csv.reader((tmp_path / name).read_text().splitlines()))
+        with (tmp_path / "quoted" / name).open("w", newline="") as file:
+            csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
+    found = read_small(tmp_path / "quoted")
+    for name in ("user", "item", "rating", "time"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(want, name))
+    assert found.item_attributes == want.item_attributes and found.genres == want.genres
+
+
+def test_a_quote_in_a_title_of_100k_is_a_letter(tmp_path):
+    write_100k(tmp_path, items=['1\t"Junior"\t1991\tWar', '2\t"Two\t1992\tWar', "3\t3\t1993\tWar", "4\t4\t1994\tWar"])
+    assert read_100k(tmp_path).item_attributes["year"] == {1: 1991, 2: 1992, 3: 1993, 4: 1994}
 
 
 def test_empty_and_absent_files_are_named(tmp_path):

@@ -1,4 +1,4 @@
-"""Load a checkpoint into a fresh model of the tiny data set and write what came of it: ``load_and_save.py OUT --config …``.
+"""Load a checkpoint into a fresh model of the tiny data set, write what came of it: ``load_and_save.py OUT …``.
 
 Alone or under torchrun. No training, so that what was loaded can be compared to the bit.
 """

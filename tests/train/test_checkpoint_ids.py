@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from generative_recommenders.data.identity import CrossedIds, DataIdentity, UnknownIds, Vocabulary
 from generative_recommenders.errors import UserError
 from generative_recommenders.train import checkpoint_ids, datasets
 from generative_recommenders.train.__main__ import main
@@ -169,13 +170,13 @@ def test_a_disk_without_hard_links_gets_copies(train, monkeypatch, tmp_path):
     assert pq.read_table(file)["id"].to_pylist() == list(range(16)) and file.stat().st_nlink == 1
 
 
-@pytest.mark.parametrize("how", ["gone", "cut off", "shorter"])
+@pytest.mark.parametrize("how", ["gone", "cut off", "shorter", "others"])
 def test_damaged_ids_stop_a_load_that_needs_them_only(train, how):
     file = train.newest / "vocabularies/item_id.parquet"
-    if how == "shorter":
-        table = pq.read_table(file)
+    if how in ("shorter", "others"):
+        ids = pq.read_table(file)["id"]
         file.unlink()
-        pq.write_table(table[:-1], file)
+        pq.write_table(pa.table({"id": ids[:-1] if how == "shorter" else pa.array(ids.to_pylist()[::-1])}), file)
     else:
         text = file.read_bytes()
         file.unlink()
@@ -197,8 +198,94 @@ def test_a_failed_save_leaves_the_checkpoint_before(train, monkeypatch):
     assert sorted(path.name for path in train.newest.parent.iterdir()) == ["step_00000002", "step_00000003"]
 
 
-class Ids:
-    """A vocabulary of given ids, as the data side describes one."""
+def described(content="same", **tables):
+    """What a checkpoint says of these tables, by way of JSON, and the identity itself."""
+    identity = DataIdentity(content, tables)
+    return json.loads(json.dumps(checkpoint_ids.describe(identity))), identity
 
-    def __init__(self, *ids):
-        self.ids, self.rows, self.fingerprint = pa.array(ids), len(ids) + 1, f"{'-'.join(map(str, ids)):->20}"
+
+def matched(folder, before, now, match_ids, **sizes):
+    """Save the ids of ``before``, compare them with ``now``; ``sizes`` are tables' rows, by default as many as ids."""
+    data, identity = described(**before)
+    checkpoint_ids.save(folder, identity, None, None)
+    rows = {name: sizes.get(name, (before[name].rows, now[name].rows)) for name in now}
+    return checkpoint_ids.match(folder, data, described(**now)[1], rows, match_ids)
+
+
+@pytest.mark.parametrize("match_ids", [False, True])
+def test_ids_that_come_after_all_others_fit_into_a_larger_table(tmp_path, match_ids):
+    before, now = {"item_id": Vocabulary.of(["a", "b"])}, {"item_id": Vocabulary.of(["a", "b", "c"])}
+    carry = matched(tmp_path, before, now, match_ids, item_id=(10, 10))
+    assert "2 ids known, 1 new, 0 gone" in carry.notes[0]
+    wanted = {"item_id": [0, 1, 2, -1]} if match_ids else {}
+    assert {table: rows.tolist() for table, rows in carry.old_rows.items()} == wanted
+
+
+@pytest.mark.parametrize(
+    "now, sizes", [(["a", "b", "c"], (10, 12)), (["a"], (10, 10)), (["a", "c"], (10, 10)), (["b", "a"], (10, 10))]
+)
+def test_anything_else_needs_matching(tmp_path, now, sizes):
+    """A grown table; ids that are gone, whose rows others would take over; other ids; another order."""
+    before, now = {"item_id": Vocabulary.of(["a", "b"])}, {"item_id": Vocabulary.of(now)}
+    with pytest.raises(UserError, match="checkpoint.match_ids=True"):
+        matched(tmp_path, before, now, False, item_id=sizes)
+    rows = matched(tmp_path / "again", before, now, True, item_id=sizes).old_rows["item_id"].tolist()
+    assert rows == [0, *({"a": 1, "b": 2}.get(name, -1) for name in now["item_id"].originals().to_pylist())]
+
+
+def test_numbers_do_not_match_texts(tmp_path):
+    with pytest.raises(UserError, match="item_id stands for ids of another type, int64 there and large_string here"):
+        matched(tmp_path, {"item_id": Vocabulary.of([1, 2])}, {"item_id": Vocabulary.of(["1", "2"])}, True)
+
+
+def test_a_vocabulary_without_ids_matches_anything(tmp_path):
+    carry = matched(tmp_path, {"genre": Vocabulary.of([])}, {"genre": Vocabulary.of(["x"])}, True)
+    assert carry.old_rows["genre"].tolist() == [0, -1]
+
+
+def cross(users, rows=100):
+    return CrossedIds(rows, ("user", "hour"), {"uid": Vocabulary.of(users)})
+
+
+@pytest.mark.parametrize("match_ids", [False, True])
+def test_a_cross_is_carried_whole_where_known_ids_kept_their_numbers(tmp_path, match_ids):
+    uid = {"uid": Vocabulary.of([7, 8])}
+    carry = matched(tmp_path, uid | {"user_x_hour": cross([7, 8])}, uid | {"user_x_hour": cross([7, 8])}, match_ids)
+    assert not carry.old_rows and not carry.notes
+    grown = {"uid": Vocabulary.of([7, 8, 1]), "user_x_hour": cross([7, 8, 1])}
+    carry = matched(tmp_path / "again", uid | {"user_x_hour": cross([7, 8])}, grown, match_ids, uid=(9, 9))
+    assert set(carry.old_rows) == ({"uid"} if match_ids else set())
+    assert any("user_x_hour" in note for note in carry.notes)
+
+
+@pytest.mark.parametrize("match_ids", [False, True])
+@pytest.mark.parametrize(
+    "now, why",
+    [(cross([1, 7, 8]), r"other ids than there \(uid\)"), (cross([7, 8], 150), "100 rows there and 150 here")],
+)
+def test_a_renumbered_or_resized_cross_is_refused_also_with_match_ids(tmp_path, match_ids, now, why):
+    before = {"uid": Vocabulary.of([7, 8]), "user_x_hour": cross([7, 8])}
+    with pytest.raises(UserError, match=rf"user_x_hour .*is a cross.*{why}.*--extend OLD_CACHE.*leave the cross out"):
+        matched(tmp_path, before, {"uid": Vocabulary.of([1, 7, 8]), "user_x_hour": now}, match_ids)
+
+
+def test_a_cache_that_knows_no_raw_ids_fits_itself_only(tmp_path):
+    ids = lambda content: {"genre": UnknownIds(5, content, "the cache has no raw ids of genre")}
+    assert not matched(tmp_path, ids("a"), ids("a"), False).old_rows
+    with pytest.raises(UserError, match="table genre .*no raw ids of genre"):
+        matched(tmp_path / "b", ids("a"), ids("b"), True)
+    with pytest.raises(
+        UserError, match="table genre stood for ids that the cache does not know and stands for raw ids"
+    ):
+        matched(tmp_path / "c", ids("a"), {"genre": Vocabulary.of([1, 2, 3, 4])}, True)
+
+
+def test_several_tables_are_named(tmp_path):
+    before = {name: Vocabulary.of([1, 2]) for name in ("uid", "item_id", "genre")}
+    with pytest.raises(UserError, match=r"table uid \(and 2 more tables: item_id, genre\) stands for other ids"):
+        matched(tmp_path, before, {name: Vocabulary.of([2, 3]) for name in before}, False)
+
+
+def test_names_of_features_become_names_of_files(tmp_path):
+    before, now = {"geo.country": Vocabulary.of([1])}, {"geo.country": Vocabulary.of([0, 1])}
+    assert matched(tmp_path, before, now, True).old_rows["geo.country"].tolist() == [0, -1, 1]

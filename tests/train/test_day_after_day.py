@@ -22,7 +22,14 @@ def day_1():
     for user in range(60):
         for step in range(40):
             item = draw.randrange(40)
-            rows.append([user, ITEMS[item], 1_700_000_000 + 9_000 * step + 7 * user, int((item % 2 == 0) != (draw.random() < 0.1))])
+            rows.append(
+                [
+                    user,
+                    ITEMS[item],
+                    1_700_000_000 + 9_000 * step + 7 * user,
+                    int((item % 2 == 0) != (draw.random() < 0.1)),
+                ]
+            )
     return rows
 
 
@@ -43,7 +50,7 @@ def bindings(cache):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Runs of day 1, in tables larger than the vocabularies ("roomy") and as large ("tight"), each with a checkpoint."""
+    """Runs of day 1 with a checkpoint, in tables larger than the vocabularies ("roomy") and as large ("tight")."""
     folder = tmp_path_factory.mktemp("days")
     prepare(folder, "day1", day_1())
     for name, more in (("roomy", [ROOMY]), ("tight", [])):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import pathlib
 import sys
 
 from generative_recommenders.data.events.files import ROLES, EventColumns, events_source
@@ -29,6 +28,9 @@ def parser() -> argparse.ArgumentParser:
         help=f"columns of the roles {', '.join(ROLES)}; user, item and time default to their own names",
     )
     prepare.add_argument("--positive-at", type=float, help="labels from this value on are positive (ratings: 4)")
+    prepare.add_argument(
+        "--time-format", help="how times that are text are written, as for strptime (%%d/%%m/%%Y %%H:%%M)"
+    )
     prepare.add_argument("--items", help="file with one row per item and attribute columns")
     prepare.add_argument("--item-column", help="the item's id in the item file (default: as in the events)")
     prepare.add_argument("--attributes", default="", metavar="COLUMN,…", help="item attributes, columns of --items")
@@ -43,24 +45,22 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def columns_of(text: str, positive_at: float | None) -> EventColumns:
+def columns_of(text: str, positive_at: float | None, time_format: str | None = None) -> EventColumns:
     """``user=userId,label=rating`` → the columns; ``UserError`` for an unknown role."""
     pairs = [part.split("=", 1) for part in _listed(text)]
     for pair in pairs:
         if len(pair) != 2 or pair[0] not in ROLES or not pair[1]:
             raise UserError(f"--columns {'='.join(pair)!r}: expected ROLE=COLUMN with a role of {', '.join(ROLES)}")
-    return EventColumns(**dict(pairs), positive_at=positive_at)
+    return EventColumns(**dict(pairs), positive_at=positive_at, time_format=time_format)
 
 
 def run(options: argparse.Namespace) -> None:
     """Do what the command line says."""
     if options.command == "prepare":
-        find_files(
-            pathlib.Path(options.events), "events"
-        )  # a missing file is said before what is wrong with the columns
+        find_files(options.events, "events")  # a missing file is said before what is wrong with the columns
         source = events_source(
             options.events,
-            columns_of(options.columns, options.positive_at),
+            columns_of(options.columns, options.positive_at, options.time_format),
             items=options.items,
             item_column=options.item_column,
             attributes=_listed(options.attributes),

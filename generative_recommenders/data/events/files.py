@@ -12,33 +12,23 @@ from collections.abc import Mapping, Sequence
 
 import duckdb
 
-from generative_recommenders.data.prepare.engine import name
+from generative_recommenders.data.prepare.dates import find_reading, given_reading
+from generative_recommenders.data.prepare.engine import name, seconds, utc_connection
 from generative_recommenders.data.prepare.source import (
-    INTEGER_TYPES,
     AttributeFile,
     Check,
     Source,
-    column_types,
     find_files,
     id_checks,
-    require_column,
     time_checks,
 )
-from generative_recommenders.data.schema import (
-    ACTION_TIMESTAMP,
-    ACTION_WEIGHT,
-    CANDIDATE_ACTION_WEIGHT,
-    CROSS_JOINT,
-    LISTEN_PLUS,
-    QUERY_TIME,
-    SKIP,
-)
+from generative_recommenders.data.prepare.tables import INTEGER_TYPES, Table, open_table
+from generative_recommenders.data.schema import LISTEN_PLUS, NAME_RULE, SKIP, impossible_name
 from generative_recommenders.errors import UserError
 
 ID_TYPES = (*INTEGER_TYPES, "VARCHAR")
 NUMBER_TYPES = (*INTEGER_TYPES, "DOUBLE", "FLOAT", "DECIMAL")
-#: Names of a batch that no attribute and no context column can have; ``id`` would be the candidate's item_candidate_id.
-TAKEN = ("uid", "item_id", "id", ACTION_WEIGHT, ACTION_TIMESTAMP, QUERY_TIME, CANDIDATE_ACTION_WEIGHT)
+TIME_TYPES = (*INTEGER_TYPES, "VARCHAR", "TIMESTAMP", "DATE")
 ROLES = ("user", "item", "time", "action", "label", "organic")
 
 
@@ -48,6 +38,8 @@ class EventColumns:
 
     ``action``: 0, 1, 2 or 4 (other, positive, like, negative). ``label``: true/false or 0/1, or any number with
     ``positive_at``: positive from this value on; null means no outcome. ``organic``: 0 or 1, None: all 1.
+    ``time_format``: how times that are text are written, as for Python's ``strptime`` (``%d/%m/%Y %H:%M``); None: ISO
+    dates, or the one order of day and month that reads all of them.
     """
 
     user: str = "user"
@@ -57,6 +49,7 @@ class EventColumns:
     label: str | None = None
     organic: str | None = None
     positive_at: float | None = None
+    time_format: str | None = None
 
     def __post_init__(self) -> None:
         if self.action is None and self.label is None:
@@ -86,29 +79,31 @@ def events_source(
     files, missing columns and wrong types.
     """
     _check_names(columns, attributes, context)
-    files = find_files(pathlib.Path(events), "events")
-    what = f"events {files[0]}"
-    connection = duckdb.connect()
+    files = find_files(events, "events")
+    connection = utc_connection()
     try:
-        types = column_types(connection, files, "events")
-        checks = _id_and_time_checks(types, columns, context, what)
-        tables = _attribute_files(connection, items, item_column or columns.item, attributes, types[columns.item])
+        as_text = [columns.time] if columns.time_format is not None else []
+        table = open_table(connection, files, "events", _used(columns, context), as_text)
+        time, checks = _time(connection, table, columns)
+        checks = [*_id_checks(table.types, columns, context), *checks]
+        tables = _attribute_files(connection, items, item_column or columns.item, attributes, table.types[columns.item])
     finally:
         connection.close()
-    bits, bits_checks = _bits(types, columns, what)
-    organic, organic_checks = _organic(types, columns, what)
+    bits, bits_checks = _bits(table.types, columns)
+    organic, organic_checks = _organic(table.types, columns)
     return Source(
         title="own events",
-        files=files,
-        types=types,
+        table=table,
         user=name(columns.user),
         item=name(columns.item),
-        time=_time(types, columns),
+        time=time,
         kind=bits,
         organic=organic,
         ratio="0",
         bits=bits,
         user_column=columns.user,
+        time_column=columns.time,
+        outcome=repr(columns.action if columns.label is None else columns.label),
         context={column: name(column) for column in context},
         attributes=tables,
         checks=[*checks, *bits_checks, *organic_checks],
@@ -120,65 +115,81 @@ def events_source(
     )
 
 
+def _used(columns: EventColumns, context: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Column of the event files → the types that all of its roles allow."""
+    label = NUMBER_TYPES if columns.positive_at is not None else (*NUMBER_TYPES, "BOOLEAN")
+    roles = [(columns.user, ID_TYPES), (columns.item, ID_TYPES), *((column, ID_TYPES) for column in context)]
+    roles += [(columns.time, TIME_TYPES), (columns.action, INTEGER_TYPES), (columns.label, label)]
+    roles += [(columns.organic, (*INTEGER_TYPES, "BOOLEAN"))]
+    used: dict[str, tuple[str, ...]] = {}
+    for column, allowed in roles:
+        if column is not None:
+            used[column] = tuple(kind for kind in used.get(column, allowed) if kind in allowed)
+    return used
+
+
 def _check_names(columns: EventColumns, attributes: Sequence[str], context: Sequence[str]) -> None:
-    """Names of features: not taken, different, no cross's name, fit for a file name, and no outcome among them."""
-    for column in (*attributes, *context):
-        if column in TAKEN or CROSS_JOINT in column or "/" in column or [*attributes, *context].count(column) > 1:
-            raise UserError(
-                f"feature name {column!r} is not possible: rename the column (names must differ, hold no '/' and no "
-                f"'_x_', and not be one of {', '.join(TAKEN)})"
-            )
+    """Names of features must be possible, and no outcome among them."""
+    if (column := impossible_name([*attributes, *context])) is not None:
+        raise UserError(f"feature name {column!r} is not possible: rename the column ({NAME_RULE})")
     for column in context:
         if column in (columns.action, columns.label):
             raise UserError(f"context column {column!r} is the outcome itself: leave it out, a sample must not know it")
 
 
-def _id_and_time_checks(
-    types: Mapping[str, str], columns: EventColumns, context: Sequence[str], what: str
-) -> list[Check]:
-    checks = id_checks(columns.user, require_column(types, columns.user, ID_TYPES, what), what)
+def _id_checks(types: Mapping[str, str], columns: EventColumns, context: Sequence[str]) -> list[Check]:
+    checks = id_checks(columns.user, types[columns.user])
     for column in (columns.item, *context):
-        checks += id_checks(column, require_column(types, column, ID_TYPES, what), what, null_allowed=True)
-    require_column(types, columns.time, (*INTEGER_TYPES, "TIMESTAMP", "DATE"), what)
-    return checks + time_checks(columns.time, _time(types, columns), what)
+        checks += id_checks(column, types[column], null_allowed=True)
+    return checks
 
 
-def _time(types: Mapping[str, str], columns: EventColumns) -> str:
-    if types[columns.time] in INTEGER_TYPES:
-        return name(columns.time)
-    return f"floor(epoch({name(columns.time)}))::BIGINT"
+def _time(connection: duckdb.DuckDBPyConnection, table: Table, columns: EventColumns) -> tuple[str, list[Check]]:
+    """SQL of an event's second, and what must hold for its column."""
+    column, kind = columns.time, table.types[columns.time]
+    if columns.time_format is None and kind != "VARCHAR":
+        time = name(column) if kind in INTEGER_TYPES else seconds(name(column))
+        return time, time_checks(column, time)
+    if kind not in ("VARCHAR", *INTEGER_TYPES):
+        raise UserError(
+            f"--time-format {columns.time_format!r}: column {column!r} has type {kind} in {table.files[0]} already, a "
+            "format is for text: leave it out"
+        )
+    reading = (
+        find_reading(connection, table, column)
+        if columns.time_format is None
+        else given_reading(column, columns.time_format)
+    )
+    message = f"column {column!r} holds {{value!r}}, which {reading.title} does not fit"
+    unread = Check(f"{name(column)} IS NOT NULL AND ({reading.expression}) IS NULL", name(column), message)
+    return reading.expression, [unread, *time_checks(column, reading.expression)]
 
 
-def _bits(types: Mapping[str, str], columns: EventColumns, what: str) -> tuple[str, list[Check]]:
+def _bits(types: Mapping[str, str], columns: EventColumns) -> tuple[str, list[Check]]:
     """SQL of the action bits and the checks of the column behind it."""
     if columns.action is not None:
-        require_column(types, columns.action, INTEGER_TYPES, what)
         action = name(columns.action)
-        message = f"{what}: column {columns.action!r} holds the action {{value}}, expected 0, 1, 2 or 4"
+        message = f"column {columns.action!r} holds the action {{value}}, expected 0, 1, 2 or 4"
         return action, [Check(f"{action} IS NULL OR {action} NOT IN (0, 1, 2, 4)", action, message)]
     label, checks = name(columns.label), []
-    allowed = NUMBER_TYPES if columns.positive_at is not None else (*NUMBER_TYPES, "BOOLEAN")
-    if require_column(types, columns.label, allowed, what) in ("DOUBLE", "FLOAT"):
+    if types[columns.label] in ("DOUBLE", "FLOAT"):
         # As text: parquet's statistics leave nan out, and the engine trusts them when it compares numbers.
-        message = f"{what}: column {columns.label!r} holds the label {{value}}: leave it empty where there is none"
+        message = f"column {columns.label!r} holds the label {{value}}: leave it empty where there is none"
         checks.append(Check(f"contains({label}::VARCHAR, 'nan')", label, message))
     if columns.positive_at is not None:
         positive = f"{label} >= {float(columns.positive_at)!r}"
     else:
         positive = f"{label}::DOUBLE = 1"
-        message = (
-            f"{what}: column {columns.label!r} holds the label {{value}}, expected 0 or 1 (a rating? --positive-at 4)"
-        )
+        message = f"column {columns.label!r} holds the label {{value}}, expected 0 or 1 (a rating? --positive-at 4)"
         checks.append(Check(f"{label}::DOUBLE NOT IN (0, 1)", f"{label}::DOUBLE", message))
     return f"CASE WHEN {label} IS NULL THEN 0 WHEN {positive} THEN {LISTEN_PLUS} ELSE {SKIP} END", checks
 
 
-def _organic(types: Mapping[str, str], columns: EventColumns, what: str) -> tuple[str, list[Check]]:
+def _organic(types: Mapping[str, str], columns: EventColumns) -> tuple[str, list[Check]]:
     if columns.organic is None:
         return "1", []
-    require_column(types, columns.organic, (*INTEGER_TYPES, "BOOLEAN"), what)
     raw = name(columns.organic)
-    message = f"{what}: column {columns.organic!r} holds {{value}}, expected 0 or 1"
+    message = f"column {columns.organic!r} holds {{value}}, expected 0 or 1"
     checks = [Check(f"{raw} NOT IN (0, 1)", raw, message)] if types[columns.organic] != "BOOLEAN" else []
     return f"coalesce({raw}::INTEGER, 0)", checks
 
@@ -194,15 +205,15 @@ def _attribute_files(
         if attributes:
             raise UserError(f"--attributes {attributes[0]}: needs --items, the file to read it from")
         return {}
-    files = find_files(pathlib.Path(items), "items")
-    what = f"items {files[0]}"
-    types = column_types(connection, files, "items")
-    kind = require_column(types, item_column, ID_TYPES, what)
+    files = find_files(items, "items")
+    table = open_table(connection, files, "items", dict.fromkeys((item_column, *attributes), ID_TYPES))
+    kind = table.types[item_column]
     if (kind == "VARCHAR") != (item_type == "VARCHAR"):
-        raise UserError(f"{what}: column {item_column!r} has type {kind}, the items of the events have {item_type}")
+        raise UserError(
+            f"items {files[0]}: column {item_column!r} has type {kind}, the items of the events have {item_type}"
+        )
     tables = {}
     for attribute in attributes:
-        checks = id_checks(item_column, kind, what)
-        checks += id_checks(attribute, require_column(types, attribute, ID_TYPES, what), what, null_allowed=True)
-        tables[attribute] = AttributeFile(files, types, item_column, attribute, checks)
+        checks = id_checks(item_column, kind) + id_checks(attribute, table.types[attribute], null_allowed=True)
+        tables[attribute] = AttributeFile(table, item_column, attribute, checks)
     return tables

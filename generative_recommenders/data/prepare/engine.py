@@ -29,6 +29,8 @@ LEAST_ENGINE = 192 * MIB
 LEAST_PER_THREAD = 64 * MIB
 #: More would not start anywhere.
 MOST_THREADS = 1024
+#: Times of day without a zone are UTC, wherever the machine stands.
+IN_UTC = "SET TimeZone = 'UTC'"
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -76,6 +78,7 @@ class Limits:
                 "autoload_known_extensions": False,
             }
         )
+        connection.execute(IN_UTC)
         # Progress is counted (for Progress.follow), not printed.
         connection.execute("SET enable_progress_bar = true")
         connection.execute("SET enable_progress_bar_print = false")
@@ -96,6 +99,8 @@ def readable_errors(what: str, folder: pathlib.Path | None = None) -> Iterator[N
         text = " ".join(str(error).split())
         if "No space left" in text or "max_temp_directory_size" in text or "Disk quota" in text:
             raise disk_full(what, folder) from None
+        if found := _CSV_FAULT.search(str(error)):
+            raise UserError(_csv_fault(found, str(error))) from None
         if isinstance(error, duckdb.OutOfMemoryException):
             raise UserError(f"{what}: the memory limit is too small for this input: raise --memory ({text})") from None
         raise UserError(f"{what}: {text}") from None
@@ -105,12 +110,38 @@ def readable_errors(what: str, folder: pathlib.Path | None = None) -> Iterator[N
         raise UserError(f"{what}: {' '.join(str(error).split())}") from None
 
 
+#: The engine's words about a line of a CSV file that it cannot take apart.
+_CSV_FAULT = re.compile(r"CSV Error on Line: (\d+)")
+_CSV_FIELDS = re.compile(r"Expected Number of Columns: (\d+) Found: (\d+)")
+
+
+def _csv_fault(found: re.Match, text: str) -> str:
+    file = re.search(r"^\s*file = (.*)$", text, re.MULTILINE)
+    place = f"{file[1] if file else 'a CSV file'}, line {found[1]}"
+    if fields := _CSV_FIELDS.search(text):
+        return f"{place}: {fields[2]} fields, but the header has {fields[1]}: mend the line"
+    reason = re.compile(r"^(?:Value|Error|Invalid|Maximum) .*$", re.MULTILINE).search(text, found.end())
+    return f"{place}: {reason[0].rstrip('.') if reason else 'it cannot be read'}: mend the line"
+
+
 def disk_full(what: str, folder: pathlib.Path | None) -> UserError:
     """The message for a disk that ran full."""
     where, free = "", ""
     if folder is not None and folder.exists():
         where, free = f" under {folder}", f" ({shutil.disk_usage(folder).free / 1e9:.2f} GB left)"
     return UserError(f"{what}: the disk{where} is full{free}: free some space and run again, it continues")
+
+
+def utc_connection(threads: int | None = None) -> duckdb.DuckDBPyConnection:
+    """A small in-memory database, for looking at files."""
+    connection = duckdb.connect(config={} if threads is None else {"threads": threads})
+    connection.execute(IN_UTC)
+    return connection
+
+
+def seconds(expression: str) -> str:
+    """SQL of a date's or a timestamp's whole seconds since 1970 (UTC); null for an infinite one."""
+    return f"floor(epoch({expression}))::BIGINT"
 
 
 def quoted(text: str | pathlib.Path) -> str:

@@ -28,6 +28,7 @@ from generative_recommenders.data.prepare.scan import scan
 from generative_recommenders.data.prepare.sort import event_columns, sort_events
 from generative_recommenders.data.prepare.source import Source
 from generative_recommenders.errors import UserError
+from generative_recommenders.paths import user_path
 
 #: Events (or anchors) of one sorting pass: about 8 GB of spill space at most.
 EVENTS_PER_PASS = 2**28
@@ -56,7 +57,7 @@ def prepare(
     if not 0 <= min_history < 2**32:
         raise UserError(f"min_history is {min_history}: expected 0 or more, and less than 2**32")
     limits, progress = limits or Limits(), progress or Progress(None)
-    folder = pathlib.Path(path)
+    folder = user_path(path)
     recover(folder)
     for file in source.all_files:
         if file.resolve().parent == folder.resolve():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Sequence
 
 import duckdb
@@ -14,7 +15,8 @@ from generative_recommenders.data.prepare.columns import write_column
 from generative_recommenders.data.prepare.engine import name, quoted
 from generative_recommenders.data.prepare.job import Job
 from generative_recommenders.data.prepare.progress import Progress
-from generative_recommenders.data.prepare.source import AttributeFile, Check, Source
+from generative_recommenders.data.prepare.source import AttributeFile, Check, Source, refuse_dates_as_seconds
+from generative_recommenders.data.prepare.tables import Table
 from generative_recommenders.errors import UserError
 
 
@@ -29,7 +31,7 @@ def scan(job: Job, source: Source, connection: duckdb.DuckDBPyConnection, progre
         progress.say(f"reading {len(source.files)} event file(s) of {source.title}")
         for file in source.attributes.values():
             rows, *found = _count_if(connection, file.relation, [check.bad for check in file.checks])
-            _raise_first(connection, file.relation, file.checks, found, rows)
+            _raise_first(file.table, file.checks, found, rows)
         facts = _count(source, connection)
         facts["context_columns"] = [CONTEXT_PREFIX + column for column in sorted(source.context)]
         with progress.stage("scan", facts["events"]):
@@ -43,21 +45,28 @@ def scan(job: Job, source: Source, connection: duckdb.DuckDBPyConnection, progre
         job.save(scan=facts)
     else:
         for table in tables:
-            file = quoted(job.work / f"{table}.parquet")
+            file = quoted(glob.escape(str(job.work / f"{table}.parquet")))
             connection.execute(f"CREATE TEMP TABLE {name(table)} AS SELECT * FROM read_parquet({file})")
     return job.state["scan"]
 
 
 def _count(source: Source, connection: duckdb.DuckDBPyConnection) -> dict:
     """Check all rows and count them in one pass over the event files."""
-    counted = {"listens": f"{source.bits} IN (1, 4)", "null_item": f"{source.item} IS NULL", **source.counters}
+    # The source's names come first: a context column named item has a counter that is called null_item too.
+    counted = {**source.counters, "listens": f"{source.bits} IN (1, 4)", "null_item": f"{source.item} IS NULL"}
     conditions = [check.bad for check in source.checks] + list(counted.values())
     events, *found = _count_if(connection, source.relation, conditions)
     if not events:
         raise UserError(f"{source.files[0]} holds no events: nothing to prepare")
-    _raise_first(connection, source.relation, source.checks, found, events)
-    times = connection.execute(f"SELECT min({source.time}), max({source.time}) FROM {source.relation}").fetchall()[0]
+    _raise_first(source.table, source.checks, found, events)
     counters = {"events": events} | dict(zip(counted, found[len(source.checks) :], strict=True))
+    if not counters["listens"]:
+        raise UserError(
+            f"{source.table.what} {source.files[0]}: column {source.outcome} gives none of the {events:,} events a "
+            "positive or negative outcome, so there is nothing to learn from: name the column of the outcome"
+        )
+    times = connection.execute(f"SELECT min({source.time}), max({source.time}) FROM {source.relation}").fetchall()[0]
+    refuse_dates_as_seconds(connection, source, *times)
     return {"events": events, "time": [int(time) for time in times], "counters": counters, "vocab": {}}
 
 
@@ -67,15 +76,11 @@ def _count_if(connection: duckdb.DuckDBPyConnection, table: str, conditions: Seq
     return list(connection.execute(f"SELECT {counts} FROM {table}").fetchall()[0])
 
 
-def _raise_first(
-    connection: duckdb.DuckDBPyConnection, table: str, checks: Sequence[Check], found: Sequence[int], rows: int
-) -> None:
-    """``UserError`` for the first check that some row fails, with the smallest bad value."""
+def _raise_first(table: Table, checks: Sequence[Check], found: Sequence[int], rows: int) -> None:
+    """``UserError`` for the first check that some row fails."""
     for check, bad in zip(checks, found, strict=False):
         if bad:
-            query = f"SELECT min({check.value}) FROM {table} WHERE {check.bad}"
-            value = connection.execute(query).fetchall()[0][0]
-            raise UserError(check.text(value) + f" ({bad:,} of {rows:,} rows)")
+            raise check.fault(table, bad, rows)
 
 
 def _dictionary(connection: duckdb.DuckDBPyConnection, source: Source, table: str, expression: str) -> None:

@@ -13,7 +13,8 @@ from generative_recommenders.data.prepare.columns import ColumnWriter, read_valu
 from generative_recommenders.data.prepare.engine import name
 from generative_recommenders.data.prepare.job import Job
 from generative_recommenders.data.prepare.progress import Progress
-from generative_recommenders.data.prepare.source import INTEGER_TYPES, Source
+from generative_recommenders.data.prepare.source import Source
+from generative_recommenders.data.prepare.tables import INTEGER_TYPES
 from generative_recommenders.errors import UserError
 
 BATCH_ROWS = 2**18

@@ -8,6 +8,7 @@ from generative_recommenders.data.cache import EventCache, column_file, read_man
 from generative_recommenders.data.prepare.columns import sha256
 from generative_recommenders.data.prepare.progress import Progress
 from generative_recommenders.errors import UserError
+from generative_recommenders.paths import user_path
 
 
 def verify(path: str | pathlib.Path, progress: Progress | None = None) -> dict:
@@ -15,7 +16,7 @@ def verify(path: str | pathlib.Path, progress: Progress | None = None) -> dict:
 
     Raises ``UserError`` that names the first file or column at fault.
     """
-    folder, progress = pathlib.Path(path), progress or Progress(None)
+    folder, progress = user_path(path), progress or Progress(None)
     manifest = read_manifest(folder)
     files = {column_file(name): entry for name, entry in manifest["columns"].items()} | manifest["vocabularies"]
     with progress.stage("checksums", manifest["events"]):
@@ -31,7 +32,7 @@ def verify(path: str | pathlib.Path, progress: Progress | None = None) -> dict:
 
 def describe(path: str | pathlib.Path) -> str:
     """A few lines about a prepared cache: counts, vocabularies, counters, bytes."""
-    folder = pathlib.Path(path)
+    folder = user_path(path)
     manifest = read_manifest(folder)
     size = sum(entry["bytes"] for entry in manifest["columns"].values())
     first, last = manifest["event_time"]

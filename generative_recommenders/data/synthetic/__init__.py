@@ -16,6 +16,7 @@ from generative_recommenders.data.synthetic.generate import TRUTH, generate
 from generative_recommenders.data.synthetic.spec import SyntheticSpec, yambda_like
 from generative_recommenders.data.yambda.layout import cache_folder
 from generative_recommenders.errors import UserError
+from generative_recommenders.paths import user_path
 
 if TYPE_CHECKING:
     from generative_recommenders.data.dataset import RankingDataset
@@ -58,7 +59,7 @@ def synthetic_yambda(
     spec = SyntheticSpec(
         users=users, items=items, days=days, events_median=events_median, events_mean=events_mean, seed=seed
     )
-    folder = pathlib.Path(path) / hashlib.sha256(repr((spec, min_history)).encode()).hexdigest()[:12]
+    folder = user_path(path) / hashlib.sha256(repr((spec, min_history)).encode()).hexdigest()[:12]
     cache = _generated_cache(folder, spec, min_history)
     split = split_last_day(
         cache, train_days=days, test_seconds=round(holdout_days * 86_400), window_seconds=window_seconds

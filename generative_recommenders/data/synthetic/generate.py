@@ -17,6 +17,7 @@ import pyarrow.parquet
 from generative_recommenders.data.synthetic.spec import LIKE_SHARE, LISTEN_PLUS_SHARE, LISTEN_SHARE, SyntheticSpec
 from generative_recommenders.data.yambda.layout import EVENT_TYPES, MAPPINGS, events_path
 from generative_recommenders.errors import UserError
+from generative_recommenders.paths import user_path
 
 TRUTH = "truth.parquet"
 #: Events generated in one go, about.
@@ -66,7 +67,7 @@ def generate(path: str | pathlib.Path, spec: SyntheticSpec, *, size: str = "50m"
     With ``truth``, ``<path>/truth.parquet`` has every listen's true probability of listen_plus by (uid, timestamp): a
     user's listens all have different times. Files appear under their names when they are complete.
     """
-    folder = pathlib.Path(path)
+    folder = user_path(path)
     world = make_world(spec)
     events = folder / "flat" / size / "multi_event.parquet"
     _check_path(folder, size, events)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from generative_recommenders.data.prepare.columns import sha256
 from generative_recommenders.data.yambda.layout import MAPPINGS, require_size
 from generative_recommenders.errors import UserError
+from generative_recommenders.paths import user_path
 
 REPOSITORY = "yandex/yambda"
 
@@ -24,7 +25,7 @@ def download(path: str | pathlib.Path, size: str, say: Callable[[str], None] = p
     The hub's client resumes a partial transfer and gives a file its name when it is complete; then its sha256 must be
     the hub's. Raises ``UserError`` without the client, without network, for a full disk and for a wrong checksum.
     """
-    folder, hub, names = pathlib.Path(path), _client(), hub_files(size)
+    folder, hub, names = user_path(path), _client(), hub_files(size)
     try:
         infos = {info.path: info for info in hub.HfApi().get_paths_info(REPOSITORY, names, repo_type="dataset")}
     except Exception as error:

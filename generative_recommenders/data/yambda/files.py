@@ -3,53 +3,55 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Mapping
 
-import duckdb
-
+from generative_recommenders.data.prepare.engine import utc_connection
 from generative_recommenders.data.prepare.source import (
-    INTEGER_TYPES,
     AttributeFile,
     Check,
     Source,
-    column_types,
     find_files,
     id_checks,
-    require_column,
     time_checks,
 )
+from generative_recommenders.data.prepare.tables import INTEGER_TYPES, open_table
 from generative_recommenders.data.yambda.layout import EVENT_TYPES, MAPPINGS, events_path
 from generative_recommenders.errors import UserError
+from generative_recommenders.paths import user_path
+
+#: The event files' columns that are read, and the types that they may have.
+COLUMNS = dict.fromkeys(("uid", "timestamp", "item_id", "played_ratio_pct"), INTEGER_TYPES) | {
+    "is_organic": (*INTEGER_TYPES, "BOOLEAN"),
+    "event_type": ("VARCHAR",),
+}
 
 
 def yambda_source(path: str | pathlib.Path, size: str) -> Source:
     """Describe the files under ``path`` for ``prepare``; ``UserError`` for missing files, columns or wrong types."""
     fetch = f"python -m generative_recommenders.data.yambda download --size {size} --path {path}"
     for file in (
-        pathlib.Path(path),
+        user_path(path),
         events_path(path, size),
-        *(pathlib.Path(path) / file for file in MAPPINGS.values()),
+        *(user_path(path) / file for file in MAPPINGS.values()),
     ):
         if not file.exists():
             raise UserError(f"Yambda: {file} does not exist: correct --path, or fetch the files first ({fetch})")
     events = find_files(events_path(path, size), "Yambda events")
-    connection = duckdb.connect()
+    connection = utc_connection()
     try:
-        types = column_types(connection, events, "Yambda events")
+        table = open_table(connection, events, "Yambda events", COLUMNS)
         attributes = {}
         for attribute, file in MAPPINGS.items():
-            files = find_files(pathlib.Path(path) / file, "Yambda mapping")
-            mapping_types = column_types(connection, files, "Yambda mapping")
-            checks = []
-            for column in ("item_id", attribute):
-                kind = require_column(mapping_types, column, INTEGER_TYPES, f"Yambda mapping {files[0]}")
-                checks += id_checks(column, kind, f"Yambda mapping {files[0]}", null_allowed=True)
-            attributes[attribute] = AttributeFile(files, mapping_types, "item_id", attribute, checks)
+            files = find_files(user_path(path) / file, "Yambda mapping")
+            used = dict.fromkeys(("item_id", attribute), INTEGER_TYPES)
+            mapping = open_table(connection, files, "Yambda mapping", used)
+            checks = [check for column in used for check in id_checks(column, mapping.types[column], null_allowed=True)]
+            attributes[attribute] = AttributeFile(mapping, "item_id", attribute, checks)
     finally:
         connection.close()
     return Source(
         title=f"Yambda {size}",
-        files=events,
-        types=types,
+        table=table,
         user="uid",
         item="item_id",
         time="timestamp",
@@ -59,8 +61,10 @@ def yambda_source(path: str | pathlib.Path, size: str) -> Source:
         bits="CASE event_type::VARCHAR WHEN 'like' THEN 2 WHEN 'listen' THEN "
         "CASE WHEN played_ratio_pct >= 50 THEN 1 WHEN played_ratio_pct < 50 THEN 4 ELSE 0 END ELSE 0 END",
         user_column="uid",
+        time_column="timestamp",
+        outcome="event_type and played_ratio_pct",
         attributes=attributes,
-        checks=_checks(types, events),
+        checks=_checks(table.types),
         counters=_counters(),
     )
 
@@ -79,36 +83,30 @@ def _counters() -> dict[str, str]:
     return counted
 
 
-def _checks(types: dict[str, str], files: list[pathlib.Path]) -> list[Check]:
-    what = f"Yambda events {files[0]}"
-    checks = []
-    for column in ("uid", "timestamp", "item_id", "played_ratio_pct"):
-        require_column(types, column, INTEGER_TYPES, what)
-    require_column(types, "is_organic", (*INTEGER_TYPES, "BOOLEAN"), what)
-    require_column(types, "event_type", ("VARCHAR",), what)
-    checks += id_checks("uid", types["uid"], what)
-    checks += id_checks("item_id", types["item_id"], what, null_allowed=True)
-    checks += time_checks("timestamp", "timestamp", what)
+def _checks(types: Mapping[str, str]) -> list[Check]:
+    checks = id_checks("uid", types["uid"])
+    checks += id_checks("item_id", types["item_id"], null_allowed=True)
+    checks += time_checks("timestamp", "timestamp")
     known = ", ".join(f"'{kind}'" for kind in EVENT_TYPES)
     checks.append(
         Check(
             f"event_type IS NULL OR event_type::VARCHAR NOT IN ({known})",
             "coalesce(event_type::VARCHAR, 'null')",
-            f"{what}: column 'event_type' holds {{value!r}}, expected one of {', '.join(EVENT_TYPES)}",
+            f"column 'event_type' holds {{value!r}}, expected one of {', '.join(EVENT_TYPES)}",
         )
     )
     checks.append(
         Check(
             "is_organic NOT IN (0, 1)" if types["is_organic"] in INTEGER_TYPES else "false",
             "is_organic",
-            f"{what}: column 'is_organic' holds {{value}}, expected 0 or 1",
+            "column 'is_organic' holds {value}, expected 0 or 1",
         )
     )
     checks.append(
         Check(
             "played_ratio_pct < 0 OR played_ratio_pct > 65535",
             "played_ratio_pct",
-            f"{what}: column 'played_ratio_pct' holds {{value}}, expected 0 … 65535",
+            "column 'played_ratio_pct' holds {value}, expected 0 … 65535",
         )
     )
     return checks

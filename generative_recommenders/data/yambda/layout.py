@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 
 from generative_recommenders.errors import UserError
+from generative_recommenders.paths import user_path
 
 SIZES = ("50m", "500m", "5b")
 #: Event types in their content order.
@@ -24,10 +25,10 @@ def require_size(size: str) -> str:
 
 def cache_folder(path: str | pathlib.Path, size: str) -> pathlib.Path:
     """Where the prepared cache of a size lies by default: ``<path>/cache/<size>``."""
-    return pathlib.Path(path) / "cache" / require_size(size)
+    return user_path(path) / "cache" / require_size(size)
 
 
 def events_path(path: str | pathlib.Path, size: str) -> pathlib.Path:
     """``<path>/flat/<size>/multi_event.parquet``, or the folder ``multi_event`` beside it if the file was split."""
-    folder = pathlib.Path(path) / "flat" / require_size(size)
+    folder = user_path(path) / "flat" / require_size(size)
     return folder / "multi_event" if (folder / "multi_event").is_dir() else folder / "multi_event.parquet"

@@ -191,12 +191,45 @@ def test_worked_example_of_the_documentation(tmp_path):
     subprocess.run([sys.executable, "-c", python], cwd=tmp_path, env=environment, check=True)
 
 
-@pytest.mark.parametrize("context", [["uid"], ["item_id"], ["id"], ["action_weight"], ["a_x_b"], ["p/q"], ["a", "a"]])
+@pytest.mark.parametrize(
+    "context",
+    [
+        ["uid"], ["item_id"], ["id"], ["action_weight"], ["a_x_b"], ["p/q"], ["a", "a"], [""], ["Genre", "genre"],
+        ["UID"], ["item_candidate_genre"], ["item_candidate_id"], ["x" * 201],
+        ["é" * 101], ["a\nb"], ["a\0"], ["é", "e\u0301"],
+    ],
+)  # fmt: skip
 def test_names_that_cannot_be_features_are_refused(context):
     with pytest.raises(UserError, match="is not possible: rename the column"):
         events_source("log.csv", EventColumns(action="action"), context=context)
     with pytest.raises(UserError, match="is not possible: rename the column"):
         events_source("log.csv", EventColumns(action="action"), items="items.csv", attributes=context)
+
+
+def test_a_cache_with_a_name_that_clashes_is_refused_when_it_is_opened(tmp_path, monkeypatch):
+    from generative_recommenders.data.events import files
+
+    monkeypatch.setattr(files, "impossible_name", lambda names: None)  # as earlier preparations had it
+    table = frame().rename({"device": "item_candidate_genre"})
+    prepared(tmp_path, table, EventColumns(action="action"), context=["item_candidate_genre"])
+    with pytest.raises(UserError, match="has a feature named 'item_candidate_genre', which is not possible any more"):
+        events(str(tmp_path / "cache"))
+
+
+def test_names_of_the_engine_s_patterns_survive_a_kill(tmp_path, monkeypatch):
+    from generative_recommenders.data.prepare import pipeline
+
+    names = ["a[1]", "st*r", "{x}", "qu'o\"te", "a?"]
+    frame().with_columns(**{name: pl.lit(name) for name in names}).write_parquet(tmp_path / "log.parquet")
+    source = events_source(tmp_path / "log.parquet", EventColumns(action="action"), context=names)
+    sort = pipeline.sort_events
+    monkeypatch.setattr(pipeline, "sort_events", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        prepare(source, tmp_path / "cache", min_history=2)
+    monkeypatch.setattr(pipeline, "sort_events", sort)
+    prepare(source, tmp_path / "cache", min_history=2)
+    cache = EventCache.open(tmp_path / "cache")
+    assert all((cache.context[name] == 1).all() for name in names)
 
 
 def test_the_outcome_is_no_context():
