@@ -53,9 +53,10 @@ if __name__ == "__main__":
     parser.add_argument("--config")
     parser.add_argument("--bind", action="append", default=[])
     parser.add_argument("--touch", action="store_true")
+    parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     datasets.FACTORIES["tiny"] = tiny_module["tiny"]
-    group = distributed.join(torch.device("cpu"))
+    group = distributed.join(distributed.choose_device(given.device))
     load_and_save(given.out, given.config, given.bind, group, given.touch)
     distributed.leave(group)
     sys.exit(0)

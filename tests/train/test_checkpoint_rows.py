@@ -100,8 +100,18 @@ def test_weights_carried_by_row_load_into_another_layout(config, world, tmp_path
     "ranks", [(0, 2), pytest.param((2, 0), marks=pytest.mark.slow), pytest.param((2, 2), marks=pytest.mark.slow)]
 )
 def test_ranks_before_and_after_make_no_difference(trainer_process, config, tmp_path, ranks):
+    there_and_back(trainer_process, config, tmp_path, ranks)
+
+
+@pytest.mark.gpu
+def test_rows_are_carried_over_on_a_gpu(trainer_process, config, tmp_path):
+    there_and_back(trainer_process, config, tmp_path, (0, 0), "--device", "cuda")
+
+
+def there_and_back(trainer_process, config, tmp_path, ranks, *more):
+    """Save on some ranks, load on others in processes of their own, and compare."""
     layout = 'sharding.tables={"item_id": "row_wise", "uid": "table_wise"}'
-    arguments = ["--config", config, "--bind", layout]
+    arguments = ["--config", config, "--bind", layout, *more]
     trainer_process("one", *arguments, "--touch", script=script, ranks=ranks[0], check=0)
     for binding in (*DAY_2, "checkpoint.load=one", "checkpoint.load_optimizer=True"):
         arguments += ["--bind", binding]
