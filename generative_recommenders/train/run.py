@@ -14,6 +14,7 @@ import time
 import traceback
 import warnings
 import weakref
+from collections.abc import Sequence
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -26,6 +27,8 @@ from generative_recommenders.paths import user_path
 from generative_recommenders.terminal import complain
 from generative_recommenders.train import agreement, build, checkpoint, gin_files, report
 from generative_recommenders.train.checkpoint import Checkpointer
+from generative_recommenders.train.checkpoint_fit import first_cause
+from generative_recommenders.train.checkpoint_meta import newest, resolve
 from generative_recommenders.train.console import Terminal
 from generative_recommenders.train.distributed import World, choose_device, join, launched_rank, leave
 from generative_recommenders.train.evaluation import TrainingDiverged
@@ -101,7 +104,8 @@ class _Attempt:
         self.terminal: Terminal | None = None
         self.reporter: Reporter | None = None
         self.mlperf = MlperfLog(None, EvalSchedule(0, 0))
-        self.warnings: list[str] = []
+        self.notes: Sequence[str] = ()
+        self.warnings: Sequence[str] = ()
         self.figures: list[tuple[str, str]] = []
         self.kept_traceback = False
         self.disk_is_full = False
@@ -178,20 +182,24 @@ class _Attempt:
         model, optimizers = build.build_model(config, dataset, world)
         terminal = Terminal() if self.is_main else None
         self.reporter = reporter = Reporter(world, folder if self.is_main else None, terminal, self.started)
-        checkpointer = Checkpointer(folder.checkpoints, config.checkpoint.keep, config, world)
+        checkpointer = Checkpointer(folder.checkpoints, config.checkpoint.keep, config, world, dataset)
         writes_mlperf = config.mlperf.enabled and self.is_main
         self.mlperf = MlperfLog(
             folder.path / "mlperf.log" if writes_mlperf else None, evaluation_schedule(config, world)
         )
         trainer = Trainer(config, dataset, model, optimizers, checkpointer, reporter, signals, self.mlperf, world)
         self.trainer, self.result.peak = weakref.ref(trainer), trainer.meter.peak
-        found = checkpoint.newest(folder.checkpoints) if self.resuming else None
+        found = newest(folder.checkpoints) if self.resuming else None
         if found is not None:
-            trainer.resume(checkpointer.restore(found, model, optimizers))
+            restored = checkpointer.restore(found, model, optimizers)
+            self.warnings = restored.warnings
+            trainer.resume(restored)
         elif config.train.mode == "eval" and not config.checkpoint.load:
             raise UserError(f"--resume: {folder.path} has no checkpoint, so there are no weights to evaluate")
         elif config.checkpoint.load:
-            self.warnings = checkpoint.load_weights(checkpoint.resolve(config.checkpoint.load), model, world)
+            path = resolve(config.checkpoint.load)
+            loaded = checkpoint.load(path, model, optimizers, config, dataset, world)
+            self.notes, self.warnings = loaded.notes, loaded.warnings
         trainer.rehearse()
         reporter.total_samples = trainer.samples_at_end()
         self.began = True
@@ -223,6 +231,8 @@ class _Attempt:
         terminal.print(f"{SHARES_NOTE}; {MFU_NOTE if meter.peak is not None else meter.why_no_peak}")
         if meter.peak is not None:
             terminal.print(f"peak that MFU and HFU divide by: {meter.peak.in_words}")
+        for note in self.notes:
+            terminal.print(note)
         for warning in self.warnings:
             terminal.print(f"warning: {warning}")
         if self.config.mlperf.enabled:
@@ -409,7 +419,7 @@ def _take_folder(arguments: Arguments, config: RunConfig) -> tuple[RunFolder, bo
 
 def one_line(exc: BaseException, folder: pathlib.Path | None = None) -> str:
     """The message of an exception in one line; its type where it is not one of ours. ``folder``: the run's."""
-    exc = checkpoint.first_cause(exc)
+    exc = first_cause(exc)
     text = " ".join(str(exc).split()) or type(exc).__name__
     if isinstance(exc, (UserError, BackendUnavailable, Stopped, TrainingDiverged, disk.DiskFull)):
         return text
