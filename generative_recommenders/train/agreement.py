@@ -18,7 +18,7 @@ from generative_recommenders import settings
 from generative_recommenders._versions import FBGEMM_PACKAGES, installed_version, unpacked_version
 from generative_recommenders.data.dataset import RankingDataset
 from generative_recommenders.errors import UserError
-from generative_recommenders.train import checkpoint
+from generative_recommenders.train.checkpoint_meta import resolve
 from generative_recommenders.train.config import SECTIONS
 from generative_recommenders.train.gin_files import RunConfig
 
@@ -72,7 +72,7 @@ def _weights(path: str) -> str:
     if not path:
         return repr(path)
     try:
-        folder = checkpoint.resolve(path)
+        folder = resolve(path)
         described = b"".join((folder / name).read_bytes() for name in ("meta.json", ".metadata"))
     except (UserError, OSError):
         return repr(path)  # loading it says what is wrong
@@ -81,7 +81,6 @@ def _weights(path: str) -> str:
 
 def data_statement(dataset: RankingDataset) -> dict[str, str]:
     """What this rank's data set is: its content, its samples and its tables."""
-    content = getattr(getattr(dataset, "identity", None), "content", None)
     counts = [window.num_samples for window in dataset.windows]
     said = {
         f"number of events of data set {dataset.name}": str(dataset.cache.num_events),
@@ -89,7 +88,7 @@ def data_statement(dataset: RankingDataset) -> dict[str, str]:
         f"samples of its hold-out ({dataset.name})": str(dataset.holdout.num_samples),
         f"table rows ({dataset.name})": str(dict(dataset.schema.table_rows)),
     }
-    return {f"content of data set {dataset.name}": str(content), **said}
+    return {f"content of data set {dataset.name}": dataset.identity.content, **said}
 
 
 def difference(statements: Sequence[Statement], most: int = 3) -> str | None:
