@@ -200,7 +200,7 @@ class BatchReader:
             raise UserError(f"table_rows[{name!r}] is {rows}, but its ids run to {need - 1}: give at least {need}")
 
     def _check_ids(self, name: str, ids: np.ndarray) -> None:
-        """Ids are looked up with, so that one past its vocabulary is named here and not read past the end of a table."""
+        """Ids are looked up with, so one past its vocabulary is named here and not read past the end of a table."""
         largest, rows = int(ids.max(initial=0)), self.cache.vocab[name]
         if largest >= rows:
             raise UserError(
