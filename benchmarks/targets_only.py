@@ -24,6 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from benchmarks import common  # noqa: E402
 from generative_recommenders.modules.stu import STULayer, STULayerConfig  # noqa: E402
 from generative_recommenders.ops.candidate_attention import CandidateRows, TargetSummary  # noqa: E402
+from generative_recommenders.ops.checks import counts_settled  # noqa: E402
 
 ARMS = ("full", "materialised", "absorbed")
 CONFIG = STULayerConfig(embedding_dim=512, num_heads=4, hidden_dim=128, attention_dim=128, max_seq_len=4096)
@@ -76,7 +77,8 @@ class Step:
     def __call__(self) -> torch.Tensor:
         self.x.grad = None
         self.layer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+        autocast = torch.autocast("cuda", dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16)
+        with autocast, counts_settled():  # the model asserts a batch's counts once, not in every layer
             candidates = CandidateRows.of(self.offsets, self.targets, self.summary)
             if self.arm == "full":
                 out = self.layer(self.x, self.offsets, self.longest, self.targets)[candidates.rows]

@@ -41,7 +41,13 @@ class Batch:
         )
 
     def pin_memory(self) -> Batch:
-        """The batch in page-locked host memory, from which a copy to a GPU runs beside the computation."""
+        """The batch in page-locked host memory, from which a copy to a GPU runs beside the computation.
+
+        Numbers of values per feature are counted here and go along: on a GPU counting them would wait for it.
+        """
+        for part in (self.uih, self.candidates):
+            if part.stride() > 0:
+                part.sync()
         return Batch(
             self.uih.pin_memory(),
             self.candidates.pin_memory(),

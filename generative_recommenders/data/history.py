@@ -119,18 +119,26 @@ def _pick_last(anchors, starts, time, bits, length, exclude, scan_limit, picked,
 
 
 @compiled
-def gather_history(picked, counts, column, out):
-    """Write ``column[event]`` of every picked event, sample after sample, into ``out`` int64 [sum(counts)]."""
+def gather_history(picked, counts, column, out, limit):
+    """Write ``column[event]`` of every picked event, sample after sample, into ``out`` int64 [sum(counts)].
+
+    Returns whether every value is below ``limit``. Differences are or-ed, so that their sign tells, which is
+    cheaper than a comparison each.
+    """
     slots = picked.shape[1]
-    at = 0
+    at, signs = 0, np.int64(0)
+    last = np.int64(limit) - 1
     for b in range(len(counts)):
         for slot in range(slots - counts[b], slots):
-            out[at] = column[picked[b, slot]]
+            value = np.int64(column[picked[b, slot]])
+            out[at] = value
+            signs |= last - value
             at += 1
+    return signs >= 0
 
 
 @compiled
 def look_up(table, ids, out):
-    """``out[i] = table[ids[i]]``: the attributes of items."""
+    """``out[i] = table[ids[i]]``: the attributes of items, whose ids lie within the table."""
     for i in range(len(ids)):
         out[i] = table[ids[i]]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # loaded with the first batch, see batch.py
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 HOUR = 3600
+NO_LIMIT = 2**62
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +66,8 @@ class BatchReader:
             if name != "item_id" and name not in self._attributes and name not in self._context:
                 raise UserError(self._unknown("item feature", name, ["item_id", *self._attributes, *self._context]))
             self._check_rows(name)
+            if name in self._attributes:
+                self._check_ids(name, self._attributes[name])  # once, and not what every batch takes of it
         for name in schema.contextual_features:
             if is_cross(name):
                 for part in cross_parts(name):
@@ -104,8 +107,11 @@ class BatchReader:
         """int64 [keys, B] in the order of ``candidate_keys``."""
         rows = np.empty((len(self.schema.candidate_keys), len(anchors)), np.int64)
         items = self._plain["item"][anchors]
+        self._check_ids("item_id", items)
         for row, name in zip(rows, self.schema.item_features, strict=False):
             row[:] = self._item_feature(name, anchors, items)
+            if name in self._context:
+                self._check_ids(name, row)
         others = [self._plain["time"], self._plain["bits"], *(self.cache.labels[n] for n in self.schema.label_features)]
         for row, column in zip(rows[len(self.schema.item_features) :], others, strict=True):
             row[:] = column[anchors]
@@ -147,18 +153,20 @@ class BatchReader:
             row[:] = users + 1
         else:
             row[:] = self._context[name][anchors]
+            self._check_ids(name, row)
 
     def _fill_history(self, rows: np.ndarray, picked: np.ndarray, counts: np.ndarray) -> None:
         """int64 [item features + 2, T] in the order of ``uih_keys``; the item's id comes first."""
         items = rows[0]
-        gather_history(picked, counts, self._plain["item"], items)
+        if not gather_history(picked, counts, self._plain["item"], items, self.cache.vocab["item_id"]):
+            self._check_ids("item_id", items)  # before attributes are looked up with them
         for row, name in zip(rows[1:], self.schema.item_features[1:], strict=False):
             if name in self._attributes:
                 look_up(self._attributes[name], items, row)
-            else:
-                gather_history(picked, counts, self._context[name], row)
-        gather_history(picked, counts, self._plain["bits"], rows[-2])
-        gather_history(picked, counts, self._plain["time"], rows[-1])
+            elif not gather_history(picked, counts, self._context[name], row, self.cache.vocab[name]):
+                self._check_ids(name, row)
+        gather_history(picked, counts, self._plain["bits"], rows[-2], NO_LIMIT)
+        gather_history(picked, counts, self._plain["time"], rows[-1], NO_LIMIT)
 
     def _cross_key(
         self, cross: str, part: str, anchors: np.ndarray, users: np.ndarray, candidates: np.ndarray
@@ -190,6 +198,15 @@ class BatchReader:
         need, rows = self.cache.vocab[name], self.schema.table_rows[name]
         if rows < need:
             raise UserError(f"table_rows[{name!r}] is {rows}, but its ids run to {need - 1}: give at least {need}")
+
+    def _check_ids(self, name: str, ids: np.ndarray) -> None:
+        """Ids are looked up with, so one past its vocabulary is named here and not read past the end of a table."""
+        largest, rows = int(ids.max(initial=0)), self.cache.vocab[name]
+        if largest >= rows:
+            raise UserError(
+                f"{self.cache.name}: feature {name!r} has the id {largest}, past its vocabulary of {rows} (table of "
+                f"{self.schema.table_rows[name]} rows): the cache is damaged, prepare it again"
+            )
 
     def _unknown(self, what: str, name: str, known: list[str]) -> str:
         return f"{what} {name!r} is not in {self.cache.name}: possible are {', '.join(known)}"

@@ -85,7 +85,14 @@ def model_config(config: ModelConfig, dataset: RankingDataset) -> DlrmHSTUConfig
             **options,
         )
     except ValueError as exc:
-        raise UserError(f"model: {exc}") from None
+        raise UserError(_of_model(exc)) from None
+
+
+def _of_model(exc: ValueError) -> str:
+    """What the ranker says of one of its sizes, under the option's name."""
+    option = str(exc).split("=")[0]
+    is_option = option in {field.name for field in dataclasses.fields(ModelConfig)}
+    return f"model.{exc}" if is_option else f"model: {exc}"
 
 
 def _task(name: str, dataset: RankingDataset) -> TaskConfig:
@@ -106,7 +113,7 @@ def build_model(config: RunConfig, dataset: RankingDataset, world: World) -> tup
     try:
         model = DlrmHSTU(sizes, device=world.device, embedding_device="meta", seed=seed)
     except ValueError as exc:
-        raise UserError(f"model: {exc}") from None
+        raise UserError(_of_model(exc)) from None
     fuse_sparse_optimizer(sharding.table_parameters(model), config.optimizer)
     init = functools.partial(_init_shard, sizes=sizes, seed=seed)
     has_limit = "table_rows_limit" in config.dataset_options

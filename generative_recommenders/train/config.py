@@ -259,7 +259,9 @@ class ModelConfig(Section):
     causal: bool = option(True, "a row sees earlier rows only")
     target_aware: bool = option(True, "a candidate sees the history and itself only")
     max_attn_len: int = option(0, "sliding window of attention in rows; 0: none", low=0, high=2**20)
-    contextual_seq_len: int = option(0, "rows at the start that attend both ways", low=0, high=2**20)
+    contextual_seq_len: int = option(
+        0, "rows at the start that attend both ways: 0, or the number of contextual features", low=0, high=2**20
+    )
     use_group_norm: bool = option(False, "output statistics per head")
     recompute_normed_x: bool = option(True, "redo the input norm in the backward: less memory, more time")
     recompute_uvqk: bool = option(True, "redo the projection in the backward")

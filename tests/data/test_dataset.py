@@ -320,3 +320,49 @@ def test_a_mapped_cache_gives_the_same_batches(dataset, tmp_path):
     reader = BatchReader(dataclasses.replace(cache, **changes), dataset.schema, dataset.reader.history)
     ids = np.arange(cache.num_anchors)
     assert flatten([reader.read(ids)]) == flatten([dataset.reader.read(ids)])
+
+
+def _damaged(feature, event, rows):
+    """A cache in which an event (or, of an attribute, an item) has an id past its vocabulary."""
+    cache = make_cache(random_events(4), random_attributes(4))
+    columns = {"item": np.array(cache.item), **{name: np.array(c) for name, c in cache.attributes.items()}}
+    columns["mood"] = np.array(cache.context["mood"])
+    name = "item" if feature == "item_id" else feature
+    columns[name][event] = rows
+    return dataclasses.replace(
+        cache,
+        item=columns["item"],
+        attributes={name: columns[name] for name in cache.attributes},
+        context={"mood": columns["mood"]},
+    )
+
+
+@pytest.mark.parametrize("feature", ["item_id", "artist_id", "album_id", "mood"])
+@pytest.mark.parametrize("of", ["candidate", "history"])
+def test_an_id_past_its_vocabulary_is_named(feature, of):
+    """Checked as it is gathered, before it is looked up with: the tables of a GPU could not name it."""
+    whole = make_cache(random_events(4), random_attributes(4))
+    options = HistoryOptions(300, "last_n")
+    schema = FeatureSchema(("item_id", "artist_id", "album_id", "mood"), (), dict(whole.vocab))
+    sample = np.array([whole.num_anchors - 1])
+    batch = BatchReader(whole, schema, options).read(sample)
+    anchor = int(whole.anchors[sample[0]])
+    event = anchor
+    while of == "history" and (event == anchor or not whole.bits[event] or whole.time[event] == whole.time[anchor]):
+        event -= 1
+    place = int(whole.item[event]) if feature in whole.attributes else event
+    assert batch.uih["item_id"].values().numel() > 0
+    bad = whole.vocab[feature] + 3
+    cache = _damaged(feature, place, bad)
+    rows = whole.vocab[feature]
+    message = rf"{feature!r} has the id {bad}, past its vocabulary of {rows}.*prepare it again"
+    with pytest.raises(UserError, match=message):
+        BatchReader(cache, schema, options).read(sample)
+
+
+def test_a_contextual_id_past_its_vocabulary_is_named():
+    whole = make_cache(random_events(4), random_attributes(4))
+    cache = _damaged("mood", int(whole.anchors[0]), 10**6)
+    schema = FeatureSchema(("item_id",), ("mood",), dict(whole.vocab))
+    with pytest.raises(UserError, match="'mood' has the id 1000000"):
+        BatchReader(cache, schema, HistoryOptions(12)).read(np.array([0]))

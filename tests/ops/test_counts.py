@@ -382,11 +382,11 @@ def test_assertions_wait_for_nothing_and_replay():
     try:
         run()
         CandidateRows.of(offsets, targets, TargetSummary(2, 5, 1, 4))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = run()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
     for _ in range(3):
         graph.replay()
     assert torch.equal(out, want)

@@ -25,6 +25,7 @@ REFUSED = {
     **{f"model.hstu_embedding_dim={width}": "give model.embedding_dim" for width in (2, 3, 33)},
     **{f"model.hstu_attn_linear_dim={width}": "a multiple of 8" for width in (1, 2, 33)},
     **{f"model.max_seq_len={rows}": "a sample can have 10 rows" for rows in (1, 2)},
+    **{f"model.contextual_seq_len={rows}": "must be 0 .* or the number of" for rows in (33, 2**20)},
 }
 # Too large for a test in full: the tables or the weights beside them take the memory.
 WITH_EDGE = {"model.hstu_embedding_dim=8192": ["model.hstu_num_layers=1", "model.embedding_dim=4"]}
