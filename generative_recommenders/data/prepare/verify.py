@@ -58,8 +58,9 @@ def _numbering_lines(manifest: dict) -> list[str]:
     """What an extension added, and what crosses are sized by."""
     lines = []
     if "generations" in manifest:
-        counts = sorted(manifest["generations"].items())
-        found = ", ".join(f"{space} {each[-2]:,} known and {each[-1] - each[-2]:,} new" for space, each in counts)
+        first = {"uid": 0, "item_id": 1}
+        counts = sorted(manifest["generations"].items(), key=lambda entry: (first.get(entry[0], 2), entry[0]))
+        found = ", ".join(f"{each[-2]:,} {space} and {each[-1] - each[-2]:,} new" for space, each in counts)
         lines.append(f"  extends an earlier cache: {found}")
     if "cross_users" in manifest:
         lines.append(f"  crosses are sized for {manifest['cross_users']:,} users")

@@ -1,5 +1,7 @@
 """Extending an earlier cache: known ids keep their numbers, whatever the new files hold, and crosses their sizes."""
 
+import dataclasses
+import hashlib
 import json
 import random
 import shutil
@@ -183,7 +185,9 @@ def test_text_ids_context_and_ties_follow_the_originals(tmp_path):
     shelves = [None, *originals(new, "shelf")]
     assert [shelves[n] for n in new.attributes["shelf"]] == [None, None, "s2", None, "s9", "s0", "s4"]
     verify(new.path)
-    assert "item_id 3 known and 3 new" in describe(new.path) and "crosses are sized for 2 users" in describe(new.path)
+    assert "2 uid and 1 new, 3 item_id and 3 new" in describe(new.path) and "crosses are sized for 2 users" in describe(
+        new.path
+    )
 
 
 def test_a_day_without_any_value_in_a_column_keeps_its_ids(tmp_path):
@@ -242,6 +246,34 @@ def test_refusals(tmp_path):
         text_day(tmp_path, "three", ["b1"], ["u1"], 0, cross_users=0)
 
 
+def test_validation_knows_the_generations(tmp_path, base):
+    """Ids ascend within each preparation's share, none comes twice; no user of a first cache is without events."""
+    day(tmp_path / "new", 2)
+    prepare(yambda_source(tmp_path / "new", "50m"), tmp_path / "cache", min_history=2, extend=base)
+    cache = EventCache.open(tmp_path / "cache").validate()
+    known, ids = cache.generations["uid"][0], np.asarray(cache.user_ids)
+    swapped, twice = ids.copy(), ids.copy()
+    swapped[[known, known + 1]] = ids[[known + 1, known]]
+    twice[-1] = ids[:known].max()
+    assert (np.diff(twice[known:]) > 0).all()
+    for wrong, fault in ((swapped, "user_ids do not ascend"), (twice, "hold a user twice")):
+        with pytest.raises(UserError, match=fault):
+            dataclasses.replace(cache, user_ids=wrong).validate()
+    plain = {name: value for name, value in cache.manifest.items() if name != "generations"}
+    with pytest.raises(UserError, match="user_offsets do not ascend"):
+        dataclasses.replace(cache, manifest=plain).validate()
+
+
+def test_verify_compares_fingerprints_with_the_raw_ids(tmp_path, base):
+    manifest = read_manifest(base)
+    manifest["fingerprints"]["album_id"] = manifest["fingerprints"]["item_id"]
+    text = json.dumps(manifest)
+    (base / "manifest.json").write_text(text)
+    (base / "COMPLETE").write_text(hashlib.sha256(text.encode()).hexdigest())
+    with pytest.raises(UserError, match="raw ids of album_id do not fit their fingerprint"):
+        verify(base)
+
+
 def test_a_damaged_base_is_refused(tmp_path):
     _, old = text_day(tmp_path, "one", ["b1", "b2"], ["u1", "u2"], 0)
     file = tmp_path / "one" / "vocabulary_item_id.parquet"
@@ -263,7 +295,7 @@ def test_from_the_command_line(tmp_path, capsys):
 
     assert prepared("one", "--cross-users", "5") == 0
     assert prepared("two", "--extend", str(tmp_path / "one")) == 0
-    assert "uid 1 known and 1 new" in capsys.readouterr().out
+    assert "1 uid and 1 new" in capsys.readouterr().out
     assert EventCache.open(tmp_path / "two").user_ids.tolist() == [7, 3]
     assert prepared("three", "--extend", str(tmp_path / "gone")) == 2
     assert "error: --extend: event cache" in capsys.readouterr().err
