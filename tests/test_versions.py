@@ -42,7 +42,7 @@ def test_two_unknown_releases_are_left_alone():
     [
         ("__init__.py", "import torch  # none here\n", ""),
         ("_version.py", "__version__: str = '1.9.0'\n", "1.9.0"),
-        ("docs/version.py", "# by the build\n__version__ = \"1.8.0+cpu\"\n", "1.8.0+cpu"),
+        ("docs/version.py", '# by the build\n__version__ = "1.8.0+cpu"\n', "1.8.0+cpu"),
         ("__init__.py", "raise RuntimeError('run')\n__version__ = version()\n", ""),
     ],
 )

@@ -86,11 +86,20 @@ def export_public_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def from_public_names(public: Mapping[str, torch.Tensor], num_tasks: int = 1) -> dict[str, torch.Tensor]:
-    """Rename tensors (weights, or gradients) from public names to ours; an unknown name raises ``UserError``."""
+    """Rename tensors (weights, or gradients) from public names to ours.
+
+    Raises:
+        UserError: a name is unknown, or the last layer of the head has another number of tasks.
+    """
     ours = {}
     for name, tensor in public.items():
         if name.startswith(PUBLIC_HEAD):
             layer = name.removeprefix(PUBLIC_HEAD)
+            if layer.startswith(LAST_HEAD_LAYER) and len(tensor) != num_tasks:
+                raise UserError(
+                    f"public weight {name!r} has {len(tensor)} rows, one for each task, and the model has {num_tasks} "
+                    "tasks: build the model with the same tasks"
+                )
             for task in range(num_tasks):
                 own = tensor[task : task + 1] if layer.startswith(LAST_HEAD_LAYER) else tensor
                 ours[f"{OUR_HEADS}{task}.{layer}"] = own

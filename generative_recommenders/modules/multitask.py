@@ -107,9 +107,7 @@ class MultitaskHead(nn.Module):
             return MultitaskOutput(predictions, None, None, {})
         labels = torch.stack([task_labels(task, label_values) for task in self.tasks])
         weights = torch.ones_like(labels)
-        losses = {
-            task.name: task_loss(task, logits[i], labels[i], weights[i]) for i, task in enumerate(self.tasks)
-        }
+        losses = {task.name: task_loss(task, logits[i], labels[i], weights[i]) for i, task in enumerate(self.tasks)}
         return MultitaskOutput(predictions, labels, weights, losses)
 
 

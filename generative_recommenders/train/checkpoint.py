@@ -1,59 +1,58 @@
 """Checkpoints: everything a run needs to go on, written whole or not at all.
 
 A checkpoint is a folder ``step_<n>``: the tensors as torch.distributed.checkpoint shards (weights, Adam's moments,
-row-wise Adagrad's sums), ``rank_<r>.pt`` per rank (random streams, running sums) and ``meta.json`` (step, position in
-the data, metric state, configuration). It is written under another name and renamed when every rank is done, so a kill
-at any moment leaves the previous checkpoint as the newest one.
+row-wise Adagrad's sums), ``vocabularies/`` (the raw ids that the tables' rows stand for), ``rank_<r>.pt`` per rank
+(random streams, running sums) and ``meta.json`` (step, position in the data, configuration, fingerprints of the data).
+It is written under another name and renamed when every rank is done, so a kill at any moment leaves the previous
+checkpoint as the newest one.
+
+Everything is compared before anything is loaded: ``checkpoint_meta.py`` compares the configuration,
+``checkpoint_ids.py`` the ids, ``checkpoint_fit.py`` the tensors. What one rank finds stops all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
 
+from generative_recommenders.data.dataset import RankingDataset
 from generative_recommenders.errors import UserError
-from generative_recommenders.modules.dlrm_hstu import DlrmHSTU
-from generative_recommenders.paths import user_path
-from generative_recommenders.train import randomness
+from generative_recommenders.train import checkpoint_ids, randomness
+from generative_recommenders.train.checkpoint_fit import (
+    Fit,
+    compare,
+    listed,
+    load_whole,
+    read_index,
+    table_sizes,
+    tensors_of,
+)
+from generative_recommenders.train.checkpoint_ids import SHORT, Carry
+from generative_recommenders.train.checkpoint_meta import (
+    FORMAT,
+    REPLACED,
+    Progress,
+    check_config,
+    meaning,
+    newest,
+    other_meaning,
+    other_options,
+    read_meta,
+)
+from generative_recommenders.train.checkpoint_rows import load_rows
 from generative_recommenders.train.distributed import World
-from generative_recommenders.train.gin_files import FREE_ON_RESUME, RunConfig
+from generative_recommenders.train.gin_files import RunConfig
 from generative_recommenders.train.optimizers import Optimizers
-
-FORMAT = 1
-# A second checkpoint at one step replaces the first, which is out of the way under this suffix for a moment.
-REPLACED = ".replaced"
-NAME = re.compile(rf"step_(\d+)({re.escape(REPLACED)})?")
-# Options of the model that change what weights mean, although they fit: said when another run's weights are loaded.
-MEANING = """hstu_num_heads hstu_attn_qk_dim hstu_attn_linear_dim max_seq_len attn_norm postprocessor causal
-    target_aware max_attn_len contextual_seq_len use_group_norm""".split()
-
-
-@dataclasses.dataclass
-class Progress:
-    """Where a run stands: what the loop counts and what it has seen. Saved in ``meta.json``.
-
-    ``seconds`` of training alone, ``seconds_in_all`` of everything, both from the run's beginning.
-    """
-
-    step: int = 0
-    samples: int = 0
-    phase: int = 0
-    samples_in_phase: int = 0
-    samples_at_last_eval: int = -1
-    logged_step: int = 0
-    best_auc: float | None = None
-    seconds: float = 0.0
-    seconds_in_all: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,30 +62,22 @@ class Restored:
     progress: Progress
     local: dict[str, torch.Tensor]
     ranks_before: int
+    warnings: tuple[str, ...] = ()
 
 
-def newest(folder: pathlib.Path) -> pathlib.Path | None:
-    """The complete checkpoint with the highest step in ``folder``, or ``None``."""
-    found = [(int(m.group(1)), not m.group(2), p) for p in folder.glob("step_*") if (m := NAME.fullmatch(p.name))]
-    return max(found)[2] if found else None
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """What ``load`` has to say: ``notes`` on what was asked for, ``warnings`` on what may surprise."""
 
-
-def resolve(path: str) -> pathlib.Path:
-    """A checkpoint folder, or the newest one of a run folder. Raises ``UserError`` where there is none."""
-    given = user_path(path)
-    if (given / "meta.json").is_file():
-        return given
-    found = newest(given / "checkpoints") or newest(given)
-    if found is None:
-        raise UserError(f"{path}: holds no complete checkpoint; give a run folder or a folder step_<n>")
-    return found
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class Checkpointer:
     """Saves and restores one run's state on all ranks; every method is a collective call."""
 
-    def __init__(self, folder: pathlib.Path, keep: int, config: RunConfig, world: World) -> None:
-        self._folder, self._keep, self._config, self._world = folder, keep, config, world
+    def __init__(self, folder: pathlib.Path, keep: int, config: RunConfig, world: World, data: RankingDataset) -> None:
+        self._folder, self._keep, self._config, self._world, self._data = folder, keep, config, world, data
 
     def save(
         self, model: nn.Module, optimizers: Optimizers, progress: Progress, local: dict[str, torch.Tensor]
@@ -115,8 +106,8 @@ class Checkpointer:
         if self._world.is_main:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-        self._world.barrier()
-        dcp.save(_tensors(model, optimizers), checkpoint_id=partial, process_group=self._world.host_group)
+        self._world.agree(lambda: self._write_ids(partial))
+        dcp.save(tensors_of(model, optimizers), checkpoint_id=partial, process_group=self._world.host_group)
         own = {**randomness.capture(self._world.device), **{f"local/{k}": v for k, v in local.items()}}
         torch.save(own, partial / f"rank_{self._world.rank}.pt")
         self._world.barrier()
@@ -128,6 +119,15 @@ class Checkpointer:
             os.replace(partial, final)
             self._retire()
 
+    def _write_ids(self, partial: pathlib.Path) -> None:
+        if not self._world.is_main:
+            return
+        previous, data = newest(self._folder), None
+        if previous is not None:
+            with contextlib.suppress(UserError):  # a damaged one is no source
+                data = read_meta(previous).get("data")
+        checkpoint_ids.save(partial, self._data.identity, previous, data)
+
     def _meta(self, progress: Progress, model: nn.Module) -> dict:
         return {
             "format": FORMAT,
@@ -136,7 +136,8 @@ class Checkpointer:
             "device": self._world.device.type,
             "fingerprint": self._config.fingerprint(),
             "config": self._config.values(),
-            "meaning": _meaning(model),
+            "meaning": meaning(model),
+            "data": checkpoint_ids.describe(self._data.identity),
             "torch": torch.__version__,
         }
 
@@ -150,29 +151,22 @@ class Checkpointer:
         """Load everything and put this rank's random streams back.
 
         Raises:
-            UserError: another configuration, a damaged checkpoint, or no random state for this rank although the
-                number of ranks is the same.
+            UserError: another configuration or other data, a damaged checkpoint, or no random state for this rank
+                although the number of ranks is the same.
         """
-        meta = _read_meta(path)
-        self._check_config(path, meta)
-        state = _tensors(model, optimizers)
-        _load(state, path, self._world)
-        optimizers.load_dense_state(_unflatten(state["dense_optimizer"]))
+        wanted = tensors_of(model, optimizers)
+        found = _examine(path, wanted, self._config, self._data, self._world, first=self._check_run)
+        found.fill(path, self._world)
+        optimizers.load_dense_state(_dense_state(wanted))
+        meta, warnings = found.meta, found.carry.warnings
         progress = meta["progress"]
         if meta["world_size"] != self._world.size:
             randomness.seed_dropout(self._config.train.seed, self._world.rank, progress.step)
-            return Restored(progress, {}, meta["world_size"])
-        own, problem = None, None
-        try:
-            own = self._read_own(path)
-        except UserError as exc:
-            problem = str(exc)
-        problems = [text for text in self._world.gather(problem) if text]
-        if problems:  # every rank stops, also where its own file is there
-            raise UserError(problems[0])
+            return Restored(progress, {}, meta["world_size"], warnings)
+        own = self._world.agree(lambda: self._read_own(path))
         randomness.restore(self._world.device, own)
         local = {key.removeprefix("local/"): value for key, value in own.items() if key.startswith("local/")}
-        return Restored(progress, local, meta["world_size"])
+        return Restored(progress, local, meta["world_size"], warnings)
 
     def _read_own(self, path: pathlib.Path) -> dict[str, torch.Tensor]:
         file = path / f"rank_{self._world.rank}.pt"
@@ -197,89 +191,112 @@ class Checkpointer:
             )
         return own
 
-    def _check_config(self, path: pathlib.Path, meta: dict) -> None:
-        now = json.loads(json.dumps(self._config.values(), default=str))
-        then = meta["config"]
-        for name in sorted(set(now) | set(then)):
-            if name not in FREE_ON_RESUME and now.get(name) != then.get(name):
-                raise UserError(
-                    f"{path}: was written with {name} = {then.get(name)!r}, this run has {now.get(name)!r}; "
-                    "resume with the same configuration, or start from the weights alone with checkpoint.load"
-                )
-        if now["train.mode"] != "eval" and _streams(now) != _streams(then):
+    def _check_run(self, path: pathlib.Path, meta: dict) -> None:
+        check_config(path, meta, self._config)
+        there, here = (meta.get("data") or {}).get("content"), self._data.identity.content
+        if there not in (None, here):
             raise UserError(
-                f"{path}: was written with train.mode = {then['train.mode']!r}, which counts its way through the data "
-                f"otherwise than {now['train.mode']!r}; resume with the same mode"
+                f"{path}: the data changed: its content was {there[:SHORT]} and is {here[:SHORT]}, and a run goes on "
+                "with the data that it began with; bring that back, or start a run of another --run-name from these "
+                "weights with checkpoint.load (and checkpoint.match_ids=True where ids differ)"
             )
 
 
-def _streams(values: Mapping[str, object]) -> bool:
-    """Whether a run counts its way window by window."""
-    return values["train.mode"] == "streaming-train-eval" and not values["mlperf.enabled"]
+@dataclasses.dataclass(frozen=True)
+class _Examined:
+    """A checkpoint that fits: what it says, which tensors go where, and which rows."""
+
+    meta: dict
+    fit: Fit
+    carry: Carry
+
+    def fill(self, path: pathlib.Path, world: World) -> None:
+        load_whole(path, self.fit.whole, world)
+        if self.fit.by_row:
+            load_rows(path, self.fit.by_row, self.carry.old_rows, world)
 
 
-def _meaning(model: nn.Module) -> dict[str, object]:
-    """The resolved ``MEANING`` options of a sharded model."""
-    core = next(module for module in model.modules() if isinstance(module, DlrmHSTU))
-    return {name: getattr(core.config, name) for name in MEANING}
+def _examine(
+    path: pathlib.Path,
+    wanted: dict[str, torch.Tensor],
+    config: RunConfig,
+    data: RankingDataset,
+    world: World,
+    *,
+    first: Callable[[pathlib.Path, dict], None] | None = None,
+    **choices: bool,
+) -> _Examined:
+    """Compare everything, load nothing; a collective call. ``first`` goes before the comparison of ids and tensors."""
+    match_ids = choices.pop("match_ids", False)
+    everywhere = frozenset().union(*world.gather(list(wanted)))
+
+    def check() -> _Examined:
+        meta = read_meta(path)
+        if first is not None:
+            first(path, meta)
+        index = read_index(path)
+        carry = checkpoint_ids.match(path, meta.get("data"), data.identity, table_sizes(index, wanted), match_ids)
+        layout = meta["config"].get("sharding.tables", {})
+        options = other_options(meta, config)
+        fit = compare(
+            path, index, wanted, everywhere, renumbered=carry.old_rows, options=options, layout=layout, **choices
+        )
+        return _Examined(meta, fit, carry)
+
+    return world.agree(check)
 
 
-def load_weights(path: pathlib.Path, model: nn.Module, world: World) -> list[str]:
-    """Load the model's weights alone, onto any number of ranks.
+def load(
+    path: pathlib.Path,
+    model: nn.Module,
+    optimizers: Optimizers,
+    config: RunConfig,
+    data: RankingDataset,
+    world: World,
+) -> Loaded:
+    """Start from what another run learnt, on any number of ranks, as the options of ``checkpoint`` say.
 
-    Returns:
-        One line for each option under which the weights mean something else than where they were trained.
+    A collective call.
+
+    Raises:
+        UserError: on every rank, before anything is loaded: other ids, other tensors, or damage.
     """
-    then = _read_meta(path).get("meaning", {})
-    _load({"model": model.state_dict()}, path, world)
-    return [
-        f"{path}: was trained with model.{name} = {then[name]!r}, this run has {now!r}: they score otherwise"
-        for name, now in _meaning(model).items()
-        if then.get(name, now) != now
-    ]
+    options = config.checkpoint
+    wanted = tensors_of(model, optimizers if options.load_optimizer else None)
+    found = _examine(
+        path,
+        wanted,
+        config,
+        data,
+        world,
+        match_ids=options.match_ids,
+        weights_only=not options.load_optimizer,
+        partial=options.partial,
+    )
+    found.fill(path, world)
+    if options.load_optimizer:
+        optimizers.load_dense_state(_dense_state(wanted))
+    notes = [*found.carry.notes, *_passed_over(path, found.fit)]
+    return Loaded(tuple(notes), (*found.carry.warnings, *other_meaning(path, found.meta, model)))
 
 
-def _tensors(model: nn.Module, optimizers: Optimizers) -> dict:
-    """Everything torch.distributed.checkpoint stores; tensors alias the live ones, so loading fills them in place."""
-    dense = {f"{name}/{key}": t for name, entry in optimizers.dense_state().items() for key, t in entry.items()}
-    return {
-        "model": model.state_dict(),
-        "dense_optimizer": dense,
-        "sparse_optimizer": optimizers.sparse_state(),
-    }
+def _passed_over(path: pathlib.Path, fit: Fit) -> list[str]:
+    """What a partial load did not load, one line each way."""
+    said = []
+    if fit.left_out:
+        said.append(
+            f"{path}: left out {len(fit.left_out)} tensors that this model has no place for: {listed(fit.left_out)}"
+        )
+    if fit.kept:
+        said.append(f"{path}: lacks {len(fit.kept)} tensors, which stay at their initial values: {listed(fit.kept)}")
+    return said
 
 
-def _unflatten(flat: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+def _dense_state(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """Adam's part of ``tensors_of``, as ``Optimizers.load_dense_state`` takes it."""
     nested: dict[str, dict[str, torch.Tensor]] = {}
-    for key, tensor in flat.items():
-        name, entry = key.rsplit("/", 1)
-        nested.setdefault(name, {})[entry] = tensor
+    for key, tensor in tensors.items():
+        if key.startswith("dense_optimizer."):
+            name, entry = key.removeprefix("dense_optimizer.").rsplit("/", 1)
+            nested.setdefault(name, {})[entry] = tensor
     return nested
-
-
-def _read_meta(path: pathlib.Path) -> dict:
-    """``meta.json``, with ``progress`` as a ``Progress``."""
-    try:
-        meta = json.loads((path / "meta.json").read_text())
-        if meta["format"] != FORMAT:
-            raise UserError(f"{path}: checkpoint format {meta['format']}, this version reads {FORMAT}")
-        return {**meta, "progress": Progress(**meta["progress"])}
-    except (OSError, ValueError, KeyError, TypeError) as exc:
-        reason = f"meta.json: {type(exc).__name__} {exc}"
-        raise UserError(f"{path}: not a complete checkpoint ({reason}); remove it to use the one before") from None
-
-
-def first_cause(exc: BaseException) -> BaseException:
-    """What went wrong on the first rank that failed; torch.distributed.checkpoint wraps it in its own exception."""
-    return next(iter(exc.failures.values()))[0] if isinstance(exc, CheckpointException) else exc
-
-
-def _load(state: dict, path: pathlib.Path, world: World) -> None:
-    try:
-        dcp.load(state, checkpoint_id=path, process_group=world.host_group)
-    except (Exception, CheckpointException) as exc:
-        cause = first_cause(exc)
-        reason = next(iter(str(cause).strip().splitlines()), "") or type(cause).__name__
-        raise UserError(
-            f"{path}: does not fit this model, or is damaged ({reason}); check the model options, or use another one"
-        ) from exc

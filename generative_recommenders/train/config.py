@@ -189,6 +189,14 @@ class CheckpointConfig(Section):
     at_end: bool = option(False, "write one when training ends")
     keep: int = option(2, "newest checkpoints that stay", low=1)
     load: str = option("", "folder of a checkpoint (or of a run) whose weights the run starts from")
+    match_ids: bool = option(False, "on loading, carry the tables' rows over by raw id: for data with other ids")
+    load_optimizer: bool = option(False, "load Adam's moments and row-wise Adagrad's sums too: training goes on")
+    partial: bool = option(False, "load what both have; tensors that only one side has are passed over, and said")
+
+    def check(self) -> None:
+        for name in ("match_ids", "load_optimizer", "partial"):
+            if getattr(self, name) and not self.load:
+                raise UserError(f"checkpoint.{name} = True: needs checkpoint.load, the checkpoint to start from")
 
     @property
     def enabled(self) -> bool:

@@ -9,12 +9,16 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import gc
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from generative_recommenders import settings
 from generative_recommenders.errors import UserError
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +46,22 @@ class World:
         values: list = [None] * self.size
         dist.all_gather_object(values, value, group=self.host_group)
         return values
+
+    def agree(self, work: Callable[[], T]) -> T:
+        """Do some work on every rank; what stops one stops all. A collective call.
+
+        Raises:
+            UserError, OSError: on every rank, that of the first rank that raised one.
+        """
+        result, problem = None, None
+        try:
+            result = work()
+        except (UserError, OSError) as exc:
+            problem = exc
+        problems = [exc for exc in self.gather(problem) if exc is not None]
+        if problems:
+            raise problems[0]
+        return result
 
     def sum_on_host(self, *values: int) -> list[int]:
         """Each value summed over the ranks, through host memory (no device synchronisation)."""

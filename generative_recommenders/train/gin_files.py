@@ -30,8 +30,13 @@ FREE_ON_RESUME = frozenset(
     "train.mode train.epochs train.max_steps train.log_every train.target_auc train.stop_at_target "
     "train.beat_baseline train.max_gap_to_best train.eval_batch_size checkpoint.every_steps "
     "checkpoint.every_windows checkpoint.every_seconds checkpoint.at_end checkpoint.keep checkpoint.load "
+    "checkpoint.match_ids checkpoint.load_optimizer checkpoint.partial "
     "sharding.tables sharding.hbm_cap_gb".split()
 )
+
+# Of a data set's own options: where it lies, which says nothing about what it is, and how fast it is read.
+PLACES_OF_DATA = frozenset({"path", "cache"})
+SPEED_OF_DATA = frozenset({"num_workers"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,9 +90,27 @@ class RunConfig:
             grouped.setdefault(section, {})[option] = value
         return grouped
 
+    def defaults(self) -> dict[str, object]:
+        """Full option name → the code's default, of every option that has one."""
+        found = {}
+        for section, cls in sections.SECTIONS.items():
+            found.update({f"{section}.{name}": value for name, value in dataclasses.asdict(cls()).items()})
+        own = {name: p.default for name, p in parameters(self.data.dataset).items()}
+        names = {f"{self.data.dataset}.{n}": value for n, value in own.items() if value is not inspect.Parameter.empty}
+        return found | names
+
+    def free_on_resume(self, data_compared: bool = True) -> frozenset[str]:
+        """Options that may differ between a checkpoint and the run that resumes it.
+
+        ``data_compared``: the content of the data is compared, so the place where it lies is free as well.
+        """
+        of_data = SPEED_OF_DATA | (PLACES_OF_DATA if data_compared else frozenset())
+        return FREE_ON_RESUME | {f"{self.data.dataset}.{name}" for name in of_data}
+
     def fingerprint(self) -> str:
-        """Hash of what decides the numbers of a run (``FREE_ON_RESUME`` left out)."""
-        fixed = {name: value for name, value in self.values().items() if name not in FREE_ON_RESUME}
+        """Hash of what decides the numbers of a run, the data's content aside (``free_on_resume`` left out)."""
+        free = self.free_on_resume()
+        fixed = {name: value for name, value in self.values().items() if name not in free}
         return hashlib.sha256(json.dumps(fixed, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

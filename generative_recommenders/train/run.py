@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Sequence
 
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -23,6 +24,8 @@ from generative_recommenders.ops.dispatch import BackendUnavailable
 from generative_recommenders.paths import user_path
 from generative_recommenders.train import build, checkpoint, gin_files, report
 from generative_recommenders.train.checkpoint import Checkpointer
+from generative_recommenders.train.checkpoint_fit import first_cause
+from generative_recommenders.train.checkpoint_meta import newest, resolve
 from generative_recommenders.train.console import Terminal
 from generative_recommenders.train.distributed import World, choose_device, join, launched_rank, leave
 from generative_recommenders.train.evaluation import TrainingDiverged
@@ -93,7 +96,8 @@ class _Attempt:
         self.terminal: Terminal | None = None
         self.reporter: Reporter | None = None
         self.mlperf = MlperfLog(None, EvalSchedule(0, 0))
-        self.warnings: list[str] = []
+        self.notes: Sequence[str] = ()
+        self.warnings: Sequence[str] = ()
         self.figures: list[tuple[str, str]] = []
         self.kept_traceback = False
         self.began = False  # whether the set-up is done
@@ -152,19 +156,23 @@ class _Attempt:
         model, optimizers = build.build_model(config, dataset, world)
         terminal = Terminal() if self.is_main else None
         self.reporter = reporter = Reporter(world, folder if self.is_main else None, terminal, self.started)
-        checkpointer = Checkpointer(folder.checkpoints, config.checkpoint.keep, config, world)
+        checkpointer = Checkpointer(folder.checkpoints, config.checkpoint.keep, config, world, dataset)
         writes_mlperf = config.mlperf.enabled and self.is_main
         self.mlperf = MlperfLog(
             folder.path / "mlperf.log" if writes_mlperf else None, evaluation_schedule(config, world)
         )
         trainer = Trainer(config, dataset, model, optimizers, checkpointer, reporter, signals, self.mlperf, world)
-        found = checkpoint.newest(folder.checkpoints) if self.arguments.resume else None
+        found = newest(folder.checkpoints) if self.arguments.resume else None
         if found is not None:
-            trainer.resume(checkpointer.restore(found, model, optimizers))
+            restored = checkpointer.restore(found, model, optimizers)
+            self.warnings = restored.warnings
+            trainer.resume(restored)
         elif config.train.mode == "eval" and not config.checkpoint.load:
             raise UserError(f"--resume: {folder.path} has no checkpoint, so there are no weights to evaluate")
         elif config.checkpoint.load:
-            self.warnings = checkpoint.load_weights(checkpoint.resolve(config.checkpoint.load), model, world)
+            path = resolve(config.checkpoint.load)
+            loaded = checkpoint.load(path, model, optimizers, config, dataset, world)
+            self.notes, self.warnings = loaded.notes, loaded.warnings
         trainer.rehearse()
         reporter.total_samples = trainer.samples_at_end()
         self.began = True
@@ -194,6 +202,8 @@ class _Attempt:
         terminal.print(f"{world.size} x {world.device.type}, run folder {self.folder.path}")
         why_no_peak = trainer.meter.why_no_peak
         terminal.print(f"{SHARES_NOTE}; {MFU_NOTE if why_no_peak is None else why_no_peak}")
+        for note in self.notes:
+            terminal.print(note)
         for warning in self.warnings:
             terminal.print(f"warning: {warning}")
         if self.config.mlperf.enabled:
@@ -338,7 +348,7 @@ def _take_folder(arguments: Arguments) -> RunFolder:
 
 def one_line(exc: BaseException) -> str:
     """The message of an exception in one line; its type where it is not one of ours."""
-    exc = checkpoint.first_cause(exc)
+    exc = first_cause(exc)
     text = " ".join(str(exc).split()) or type(exc).__name__
     if isinstance(exc, (UserError, BackendUnavailable, Stopped, TrainingDiverged)):
         return text

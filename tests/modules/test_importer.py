@@ -53,11 +53,22 @@ def test_one_public_prediction_mlp_feeds_every_task_head(toy):
         assert torch.equal(again[name], tensor), name
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_public_head_of_more_or_fewer_tasks_is_refused(toy, rows):
+    """Its last layer has a row per task: a row that no task takes would be dropped, one too few would be missing."""
+    public = export_public_weights(toy.model(seed=1))
+    public["_multitask_module._prediction_module.2.weight"] = torch.randn(rows, 24)
+    public["_multitask_module._prediction_module.2.bias"] = torch.randn(rows)
+    model = toy.model(seed=2, tasks=TWO_TASKS)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(UserError, match=f"_prediction_module.2.* has {rows} .*the model has 2 tasks"):
+        import_public_weights(model, public)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
 def test_heads_that_differ_cannot_be_exported(toy):
     with pytest.raises(UserError, match="2 task heads differ"):
         export_public_weights(toy.model(tasks=TWO_TASKS))
-
-
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,22 @@ settings.share_cores_politely()
 
 
 def tiny(
-    users: int = 12, events: int = 24, seed: int = 0, history_length: int = 8, one_class: bool = False, days: int = 4
+    users: int = 12,
+    events: int = 24,
+    seed: int = 0,
+    history_length: int = 8,
+    one_class: bool = False,
+    days: int = 4,
+    genres: bool = True,
+    shift: int = 0,
+    item_rows: int = 0,
+    path: str = "here",
 ):
-    """A data set of ``users`` × ``events`` events over ``days`` days, a day a window."""
+    """A data set of ``users`` × ``events`` events over ``days`` days, a day a window; ``genres``: items have one.
+
+    ``shift`` is added to the items' raw ids 0 … 15, ``item_rows`` are the rows of their table (0: as many as needed);
+    ``path`` is where the data would lie.
+    """
     from generative_recommenders.data.cache import cache_from_events
     from generative_recommenders.data.dataset import RankingDataset
     from generative_recommenders.data.reader import HistoryOptions
@@ -31,10 +44,10 @@ def tiny(
     like = (user + item) % 2 if not one_class else np.ones_like(user)
     noise = rng.random(users * events) < 0.1
     bits = np.where((like == 1) ^ (noise & (not one_class)), 1, 4)
-    genre = {i: i % 4 for i in range(16)}
-    cache = cache_from_events(user, item, time, bits, min_history=2, attributes={"genre": genre})
-    rows = {"item_id": cache.vocab["item_id"], "genre": cache.vocab["genre"], "uid": users + 1}
-    schema = FeatureSchema(("item_id", "genre"), ("uid",), rows)
+    genre = {i + shift: i % 4 for i in range(16)}
+    cache = cache_from_events(user, item + shift, time, bits, min_history=2, attributes={"genre": genre})
+    rows = {"item_id": item_rows or cache.vocab["item_id"], "genre": cache.vocab["genre"], "uid": users + 1}
+    schema = FeatureSchema(("item_id", "genre") if genres else ("item_id",), ("uid",), rows)
     split = split_last_fraction(cache, 0.25)
     return RankingDataset(
         "tiny", cache, schema, split, HistoryOptions(history_length, "last_n"), best_auc=0.9, baseline_auc=0.5

@@ -50,6 +50,7 @@ def test_metrics_and_exchanges_of_two_processes(trainer_process):
     assert found["one rank empty"] == 1.0
     assert found["sum"] == [3, 10]
     assert found["gather"] == ["rank 0", "rank 1"]
+    assert found["what stops one"] == "of rank 1" and found["what stops none"] == "done"
 
 
 @pytest.mark.parametrize("sharding", ["row_wise", pytest.param("table_wise", marks=pytest.mark.slow)])

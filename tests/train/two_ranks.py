@@ -8,6 +8,7 @@ warnings.filterwarnings("ignore")
 
 import torch  # noqa: E402
 
+from generative_recommenders.errors import UserError  # noqa: E402
 from generative_recommenders.train import distributed, metrics  # noqa: E402
 
 world = distributed.join(torch.device("cpu"))
@@ -21,7 +22,22 @@ def auc(scores, labels):
     return collector.compute(world)
 
 
+def refused(work):
+    try:
+        return world.agree(work)
+    except UserError as exc:
+        return str(exc)
+
+
+def on_rank_1_alone():
+    if rank == 1:
+        raise UserError("of rank 1")
+    return "done"
+
+
 found = {
+    "what stops one": refused(on_rank_1_alone),
+    "what stops none": refused(lambda: "done"),
     "rank 0 good, rank 1 bad": auc(*[([0.9, 0.8], [1, 1]), ([0.1, 0.2], [0, 0])][rank]).auc,
     "ties": auc(*[([0.5, 0.5], [1, 0]), ([0.5, 0.5], [1, 0])][rank]).auc,
     "one class": auc(*[([0.5, 0.1], [1, 1]), ([0.5, 0.3], [1, 1])][rank]).one_class,

@@ -1,0 +1,132 @@
+"""Where checkpoints are, and what their ``meta.json`` says: read, checked and described without a single tensor."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Mapping
+
+from torch import nn
+
+from generative_recommenders.errors import UserError
+from generative_recommenders.modules.dlrm_hstu import DlrmHSTU
+from generative_recommenders.paths import user_path
+from generative_recommenders.train.gin_files import RunConfig
+
+# 1: before checkpoints said what the rows of their tables stand for (``data``); read as well.
+FORMAT = 2
+FORMATS = (1, FORMAT)
+# A second checkpoint at one step replaces the first, which is out of the way under this suffix for a moment.
+REPLACED = ".replaced"
+NAME = re.compile(rf"step_(\d+)({re.escape(REPLACED)})?")
+# Options of the model that change what weights mean, although they fit: said when another run's weights are loaded.
+MEANING = """hstu_num_heads hstu_attn_qk_dim hstu_attn_linear_dim max_seq_len attn_norm postprocessor causal
+    target_aware max_attn_len contextual_seq_len use_group_norm""".split()
+SHOWN = 3  # options in a message
+
+
+@dataclasses.dataclass
+class Progress:
+    """Where a run stands: what the loop counts and what it has seen. Saved in ``meta.json``.
+
+    ``seconds`` of training alone, ``seconds_in_all`` of everything, both from the run's beginning.
+    """
+
+    step: int = 0
+    samples: int = 0
+    phase: int = 0
+    samples_in_phase: int = 0
+    samples_at_last_eval: int = -1
+    logged_step: int = 0
+    best_auc: float | None = None
+    seconds: float = 0.0
+    seconds_in_all: float = 0.0
+
+
+def newest(folder: pathlib.Path) -> pathlib.Path | None:
+    """The complete checkpoint with the highest step in ``folder``, or ``None``."""
+    found = [(int(m.group(1)), not m.group(2), p) for p in folder.glob("step_*") if (m := NAME.fullmatch(p.name))]
+    return max(found)[2] if found else None
+
+
+def resolve(path: str) -> pathlib.Path:
+    """A checkpoint folder, or the newest one of a run folder. Raises ``UserError`` where there is none."""
+    given = user_path(path)
+    if (given / "meta.json").is_file():
+        return given
+    found = newest(given / "checkpoints") or newest(given)
+    if found is None:
+        raise UserError(f"{path}: holds no complete checkpoint; give a run folder or a folder step_<n>")
+    return found
+
+
+def read_meta(path: pathlib.Path) -> dict:
+    """``meta.json``, with ``progress`` as a ``Progress``. ``UserError`` if it is damaged or of another version."""
+    try:
+        meta = json.loads((path / "meta.json").read_text())
+        if meta["format"] not in FORMATS:
+            known = " and ".join(map(str, FORMATS))
+            raise UserError(f"{path}: checkpoint format {meta['format']}, this version reads {known}")
+        wanted = ("config", "world_size", *["data"] * (meta["format"] == FORMAT))
+        missing = [key for key in wanted if key not in meta]
+        if missing:
+            raise KeyError(missing[0])
+        return {**meta, "progress": Progress(**meta["progress"])}
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        reason = f"meta.json: {type(exc).__name__} {exc}"
+        raise UserError(f"{path}: not a complete checkpoint ({reason}); remove it to use the one before") from None
+
+
+def meaning(model: nn.Module) -> dict[str, object]:
+    """The resolved ``MEANING`` options of a sharded model."""
+    core = next(module for module in model.modules() if isinstance(module, DlrmHSTU))
+    return {name: getattr(core.config, name) for name in MEANING}
+
+
+def other_meaning(path: pathlib.Path, meta: Mapping, model: nn.Module) -> list[str]:
+    """One line for each option under which the weights mean something else than where they were trained."""
+    then = meta.get("meaning", {})
+    return [
+        f"{path}: was trained with model.{name} = {then[name]!r}, this run has {now!r}: they score otherwise"
+        for name, now in meaning(model).items()
+        if then.get(name, now) != now
+    ]
+
+
+def other_options(meta: Mapping, config: RunConfig) -> str:
+    """The first options of the model that differ from the checkpoint's, as the end of a message."""
+    then, now = meta["config"], plain(config.values())
+    differ = [name for name in now if name.startswith("model.") and name in then and then[name] != now[name]]
+    return "".join(f"; {name} = {then[name]!r} there and {now[name]!r} here" for name in differ[:SHOWN])
+
+
+def check_config(path: pathlib.Path, meta: Mapping, config: RunConfig) -> None:
+    """``UserError`` unless a run of ``config`` goes on as the one that wrote the checkpoint would have.
+
+    An option that the checkpoint does not know is younger than it, and had the effect of its default then.
+    """
+    now, then = plain(config.values()), plain(config.defaults()) | meta["config"]
+    free = config.free_on_resume(data_compared="data" in meta)
+    for name in sorted(set(now) | set(then)):
+        if name not in free and now.get(name) != then.get(name):
+            raise UserError(
+                f"{path}: was written with {name} = {then.get(name)!r}, this run has {now.get(name)!r}; "
+                "resume with the same configuration, or start from the weights alone with checkpoint.load"
+            )
+    if now["train.mode"] != "eval" and _streams(now) != _streams(then):
+        raise UserError(
+            f"{path}: was written with train.mode = {then['train.mode']!r}, which counts its way through the data "
+            f"otherwise than {now['train.mode']!r}; resume with the same mode"
+        )
+
+
+def _streams(values: Mapping[str, object]) -> bool:
+    """Whether a run counts its way window by window."""
+    return values["train.mode"] == "streaming-train-eval" and not values["mlperf.enabled"]
+
+
+def plain(values: Mapping[str, object]) -> dict:
+    """Option values as JSON gives them back."""
+    return json.loads(json.dumps(values, default=str))
