@@ -135,3 +135,23 @@ def test_the_same_events_again_are_resumed_and_others_are_not(trained, capfd):
     assert error.count("\n") == 1 and "the data changed" in error and "checkpoint.match_ids=True" in error
     prepare(trained, "moved", day_1())
     assert resume(trained / "moved") == 0
+
+
+CROSSED = 'events.contextual_features=["uid", "user_x_item"]'
+
+
+def test_crosses_go_on_in_an_extended_cache_alone(trained, capfd):
+    """New ids in front of all that is known: extended, every known id and pair of ids scores as it did."""
+    status, _ = run(trained, "crossed", trained / "day1", CROSSED, "checkpoint.at_end=True")
+    assert status == 0
+    rows = [*day_1(), [3, "a-new", 1_800_000_000, ""], [61, "a-new", 1_800_000_000, ""]]
+    prepare(trained, "anew", rows)
+    prepare(trained, "extended", rows, "--extend", str(trained / "day1"))
+    load = (CROSSED, "train.mode=eval", f"checkpoint.load={trained / 'runs/crossed'}", "checkpoint.match_ids=True")
+    capfd.readouterr()
+    status, _ = run(trained, "refused4", trained / "anew", *load)
+    error = capfd.readouterr().err
+    assert status == 2 and "user_x_item" in error and "--extend" in error
+    status, result = run(trained, "carried", trained / "extended", *load)
+    assert status == 0
+    assert result["auc"]["listen_plus"] == pytest.approx(auc(trained, "crossed"), abs=1e-6)
