@@ -52,7 +52,7 @@ def trainer_process(tmp_path):
             command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *launcher]
         environment = {
             **{k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")},
-            "PYTHONPATH": str(REPO),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(REPO), os.environ.get("PYTHONPATH")])),
             "OMP_NUM_THREADS": "1",
             **(env or {}),
         }
@@ -85,7 +85,7 @@ def ranks_by_hand(tmp_path):
         for rank, more in enumerate(environments):
             launcher = {"RANK": rank, "WORLD_SIZE": len(environments), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             own = {name: str(value) for name, value in {**launcher, **more}.items()}
-            environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", **own}
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(REPO), os.environ.get("PYTHONPATH")])), "OMP_NUM_THREADS": "1", **own}
             pipes = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
             command = [sys.executable, str(script), *map(str, arguments)]
             started.append(subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes))
