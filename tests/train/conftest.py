@@ -15,6 +15,7 @@ from generative_recommenders.train import datasets, distributed
 
 LAUNCHER = pathlib.Path(__file__).with_name("launch_tiny.py")
 REPO = LAUNCHER.parents[2]
+PYTHONPATH = os.pathsep.join(filter(None, [str(REPO), os.environ.get("PYTHONPATH")]))
 tiny_module = runpy.run_path(str(LAUNCHER))
 datasets.FACTORIES.setdefault("tiny", tiny_module["tiny"])
 
@@ -52,7 +53,7 @@ def trainer_process(tmp_path):
             command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *launcher]
         environment = {
             **{k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")},
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(REPO), os.environ.get("PYTHONPATH")])),
+            "PYTHONPATH": PYTHONPATH,
             "OMP_NUM_THREADS": "1",
             **(env or {}),
         }
@@ -85,7 +86,7 @@ def ranks_by_hand(tmp_path):
         for rank, more in enumerate(environments):
             launcher = {"RANK": rank, "WORLD_SIZE": len(environments), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             own = {name: str(value) for name, value in {**launcher, **more}.items()}
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(REPO), os.environ.get("PYTHONPATH")])), "OMP_NUM_THREADS": "1", **own}
+            environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", **own}
             pipes = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
             command = [sys.executable, str(script), *map(str, arguments)]
             started.append(subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes))
