@@ -29,7 +29,7 @@ FREE_ON_RESUME = frozenset(
     "train.mode train.epochs train.max_steps train.log_every train.target_auc train.stop_at_target "
     "train.beat_baseline train.max_gap_to_best train.eval_batch_size checkpoint.every_steps "
     "checkpoint.every_windows checkpoint.every_seconds checkpoint.at_end checkpoint.keep checkpoint.load "
-    "sharding.tables sharding.hbm_cap_gb".split()
+    "sharding.tables sharding.hbm_cap_gb sharding.headroom_gb sharding.host_memory_gb".split()
 )
 
 
