@@ -30,7 +30,29 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--device", default="auto", help="auto (GPU if there is one), cpu or cuda")
     options.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of --run-name")
     options.add_argument("--list-options", action="store_true", help="print every option with its range, and end")
+    _add_dry_run(options)
     return options
+
+
+def _add_dry_run(options: argparse.ArgumentParser) -> None:
+    """What a dry run plans for; the machine need not be there."""
+    group = options.add_argument_group("dry run", "plan a run and print it, on any machine, without GPUs or data")
+    group.add_argument("--dry-run", action="store_true", help="print plan, memory, FLOPs and traffic, and end")
+    group.add_argument("--ranks", type=int, default=8, help="processes, an accelerator each (default: 8)")
+    group.add_argument("--ranks-per-host", type=int, default=8, help="of them on one host (default: 8)")
+    group.add_argument("--device-kind", default="h200", help="a100, h100, h200, b200, mi300x, mi325x (default: h200)")
+    group.add_argument("--device-memory", metavar="SIZE", help="of an accelerator, e.g. 139GiB (default: the kind's)")
+    group.add_argument("--host-memory", metavar="SIZE", help="of a host, for tables the accelerators do not hold")
+    group.add_argument("--mean-rows", type=float, help="joined rows of the mean sample, where it is not measured")
+
+
+def _dry_run(given: argparse.Namespace) -> int:
+    from generative_recommenders.train.dry_run import DryRunArguments, dry_run
+
+    names = "config bind ranks ranks_per_host device_kind device_memory host_memory mean_rows".split()
+    options = {name: getattr(given, name) for name in names}
+    options |= {"config": tuple(given.config), "bind": tuple(given.bind)}
+    return dry_run(DryRunArguments(**options), _show)
 
 
 def _show(text: str) -> int:
@@ -61,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if settings.get("RANK") in (None, 0):
             for warning in settings.strangers():
                 print(f"warning: {warning}", file=sys.stderr)
+        if given.dry_run:
+            return _dry_run(given)
         return run(
             Arguments(
                 tuple(given.config), tuple(given.bind), given.run_name, given.runs_dir, given.device, given.resume

@@ -68,8 +68,8 @@ def shard(
     for collection in _collections(model):
         for table in collection.embedding_configs():
             table.init_fn = _leave_as_is  # TorchRec would call it on a shard without saying which
-    plan, found = make_plan(model, config, world, [_sharder(config, world)], load)
-    sharders = [_sharder(config, world, any(table.placement == HOST for table in found.tables))]
+    plan, found = make_plan(model, config, world, [make_sharder(config, world.size)], load)
+    sharders = [make_sharder(config, world.size, any(table.placement == HOST for table in found.tables))]
     sharded = DistributedModelParallel(
         module=model,
         device=world.device,
@@ -86,9 +86,10 @@ def _leave_as_is(_weight: torch.Tensor) -> None:
     pass
 
 
-def _sharder(config: ShardingConfig, world: World, host_tables: bool = False) -> EmbeddingCollectionSharder:
+def make_sharder(config: ShardingConfig, ranks: int, host_tables: bool = False) -> EmbeddingCollectionSharder:
+    """How TorchRec shards the collection; ``host_tables``: whether any of its tables is in host memory."""
     codecs = None
-    if config.wire_precision != "float32" and world.size > 1:
+    if config.wire_precision != "float32" and ranks > 1:
         wire = _WIRE[config.wire_precision]
         codecs = get_qcomm_codecs_registry(QCommsConfig(forward_precision=wire, backward_precision=wire))
     fused: dict[str, object] = {"bounds_check_mode": BoundsCheckMode.FATAL}  # a wrong id is an error, not row 0
@@ -105,10 +106,8 @@ def make_plan(
     model: nn.Module, config: ShardingConfig, world: World, sharders: list, load: Load | None = None
 ) -> tuple[ShardingPlan, PlanReport]:
     """The planner's choice under the overrides of ``config.tables``, the same on every rank."""
-    names, tables = table_names(model), tables_of(model)
-    for name in config.tables:
-        if name not in names:
-            raise UserError(f"sharding.tables names {name!r}: no such table{nearest(name, names)}")
+    check_names(config, model)
+    tables = tables_of(model)
     machine = machine_of(config, world)
     planner = Planner(tables, config, machine, load)
     # Rank 0 alone plans. What it cannot do it tells the others, who would wait for a plan.
@@ -123,6 +122,14 @@ def make_plan(
             f"sharding.hbm_cap_gb{smaller}, or see what would fit with --dry-run"
         )
     return solution.plan, report(solution.plan, tables, machine, load, solution.cache_share)
+
+
+def check_names(config: ShardingConfig, model: nn.Module) -> None:
+    """Raise ``UserError`` if ``config.tables`` names a table that the model does not have."""
+    names = table_names(model)
+    for name in config.tables:
+        if name not in names:
+            raise UserError(f"sharding.tables names {name!r}: no such table{nearest(name, names)}")
 
 
 def machine_of(config: ShardingConfig, world: World) -> Machine:

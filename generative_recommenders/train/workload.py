@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from generative_recommenders.data.crosses import limit_rows
+from generative_recommenders.data.crosses import is_cross, limit_rows
 from generative_recommenders.data.dataset import RankingDataset
 from generative_recommenders.data.reader import HistoryOptions
 from generative_recommenders.data.schema import FeatureSchema
@@ -55,6 +55,16 @@ class Workload:
         found = {name: [1.0] for name in self.schema.contextual_features}
         return found | {name: [history, 1.0] for name in self.schema.item_features}
 
+    @property
+    def has_limit(self) -> bool:
+        """Whether it has crosses, which ``limited`` makes smaller."""
+        return any(is_cross(feature) for feature in self.schema.contextual_features)
+
+    def limited(self, rows: int) -> Workload:
+        """The same with every cross hashed down to so many rows (``table_rows_limit``)."""
+        tables, _ = limit_rows(self.schema.table_rows, rows)
+        return dataclasses.replace(self, schema=dataclasses.replace(self.schema, table_rows=tables))
+
     def with_mean_rows(self, rows: float) -> Workload:
         """The same with another mean."""
         if not self.least_rows <= rows <= self.most_rows:
@@ -95,7 +105,10 @@ def of_public_data(config: RunConfig) -> Workload:
     size = PUBLIC.get(options.get("size")) if name == "yambda" else None
     if size is None:
         known = ", ".join(f"yambda.size = {known!r}" for known in PUBLIC)
-        raise UserError(f"--dry-run: the tables of {name} are not known before it is prepared (known are {known})")
+        raise UserError(
+            f"--dry-run: the tables of {name} are not known before its data is prepared (published are those of "
+            f"{known}); prepare it, then plan"
+        )
     rows, overrides = {}, options["table_rows"] or {}
     for option in ("item_features", "contextual_features"):
         for feature in options[option]:
