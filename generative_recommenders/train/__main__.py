@@ -38,21 +38,27 @@ def _add_dry_run(options: argparse.ArgumentParser) -> None:
     """What a dry run plans for; the machine need not be there."""
     group = options.add_argument_group("dry run", "plan a run and print it, on any machine, without GPUs or data")
     group.add_argument("--dry-run", action="store_true", help="print plan, memory, FLOPs and traffic, and end")
-    group.add_argument("--ranks", type=int, default=8, help="processes, an accelerator each (default: 8)")
-    group.add_argument("--ranks-per-host", type=int, default=8, help="of them on one host (default: 8)")
-    group.add_argument("--device-kind", default="h200", help="a100, h100, h200, b200, mi300x, mi325x (default: h200)")
+    group.add_argument("--ranks", type=int, help="processes, an accelerator each (default: 8)")
+    group.add_argument("--ranks-per-host", type=int, help="of them on one host (default: 8)")
+    group.add_argument("--device-kind", help="a100, h100, h200, b200, mi300x or mi325x (default: h200)")
     group.add_argument("--device-memory", metavar="SIZE", help="of an accelerator, e.g. 139GiB (default: the kind's)")
     group.add_argument("--host-memory", metavar="SIZE", help="of a host, for tables the accelerators do not hold")
     group.add_argument("--mean-rows", type=float, help="joined rows of the mean sample, where it is not measured")
 
 
+_OF_A_DRY_RUN = ("ranks", "ranks_per_host", "device_kind", "device_memory", "host_memory", "mean_rows")
+
+
+def _asked_of_a_dry_run(given: argparse.Namespace) -> dict[str, object]:
+    """What was given of the machine to plan for."""
+    return {name: getattr(given, name) for name in _OF_A_DRY_RUN if getattr(given, name) is not None}
+
+
 def _dry_run(given: argparse.Namespace) -> int:
     from generative_recommenders.train.dry_run import DryRunArguments, dry_run
 
-    names = "config bind ranks ranks_per_host device_kind device_memory host_memory mean_rows".split()
-    options = {name: getattr(given, name) for name in names}
-    options |= {"config": tuple(given.config), "bind": tuple(given.bind)}
-    return dry_run(DryRunArguments(**options), _show)
+    arguments = DryRunArguments(tuple(given.config), tuple(given.bind), **_asked_of_a_dry_run(given))
+    return dry_run(arguments, _show if settings.get("RANK") in (None, 0) else lambda _line: None)
 
 
 def _show(text: str) -> int:
@@ -72,6 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from generative_recommenders.train.options_table import options_table
 
         return _show(options_table())
+    if not given.dry_run and _asked_of_a_dry_run(given):
+        option = next(iter(_asked_of_a_dry_run(given))).replace("_", "-")
+        parser().error(f"--{option} plans for another machine: add --dry-run, or leave it out")
     if not given.config:
         parser().error("--config is missing: give a gin file, for example configs/synthetic.gin")
     try:

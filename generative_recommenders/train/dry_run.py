@@ -12,28 +12,29 @@ import math
 import pathlib
 from collections.abc import Callable, Iterator
 
-import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from generative_recommenders.data.yambda.layout import cache_folder
 from generative_recommenders.errors import UserError
 from generative_recommenders.modules.dlrm_hstu import DlrmHSTUConfig
-from generative_recommenders.modules.targets_only import LastLayerDecision, LastLayerUse, TargetsOnlyGate
 from generative_recommenders.ops import encode, stu
-from generative_recommenders.ops.candidate_attention import TargetSummary
 from generative_recommenders.ops.dispatch import BackendUnavailable
-from generative_recommenders.train import build, flops, gin_files, workload
+from generative_recommenders.train import build, gin_files, workload
 from generative_recommenders.train.config import HOST
 from generative_recommenders.train.datasets import FACTORIES
 from generative_recommenders.train.gin_files import RunConfig
 from generative_recommenders.train.hardware import GIB, NETWORK, device_kind, gib, parse_bytes
 from generative_recommenders.train.plan import Machine
 from generative_recommenders.train.plan_report import table_lines
+from generative_recommenders.train.step_cost import (
+    STEP_SHARE,
+    gpu_rows,
+    step_flops,
+    step_seconds,
+    targets_only_decision,
+)
 from generative_recommenders.train.what_fits import Outcome, Setting, fitting_changes, plan, why_not_warp_specialised
 from generative_recommenders.train.workload import Workload
-
-#: Share of the dense bf16 peak that a whole step executes: 112 TFLOP in 314 ms on one H200 (results/train_step.json).
-STEP_SHARE = 0.36
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,8 +184,8 @@ def _work(outcome: Outcome) -> Iterator[str]:
     setting, work = outcome.setting, outcome.setting.work
     config, machine = setting.config, setting.machine
     decision = targets_only_decision(outcome.sizes)
-    step = step_flops(outcome, decision)
-    seconds = step / (setting.kind.peak("bfloat16" if outcome.load.shape.half else "float32") * STEP_SHARE)
+    step = step_flops(outcome.sizes, config.train.batch_size, work.mean_rows, decision.computation)
+    seconds = step_seconds(step, setting.kind, outcome.load.shape.half)
     global_batch = config.train.batch_size * machine.ranks
     yield (
         f"FLOPs per step: {step / 1e12:,.1f} TFLOP a rank, {step * machine.ranks / 1e12:,.1f} in all; about "
@@ -208,45 +209,12 @@ def _work(outcome: Outcome) -> Iterator[str]:
     )
 
 
-def step_flops(outcome: Outcome, decision: LastLayerDecision) -> float:
-    """FLOPs that a rank executes in the mean step, forward and backward."""
-    sizes, samples, rows = outcome.sizes, outcome.load.shape.samples, outcome.setting.work.mean_rows
-    shape = flops.StackShape(
-        sizes.hstu_embedding_dim, sizes.hstu_num_heads, sizes.hstu_attn_qk_dim, sizes.hstu_attn_linear_dim,
-        sizes.hstu_num_layers, sizes.max_seq_len,
-    )  # fmt: skip
-    lengths = torch.full((samples,), rows, dtype=torch.float64)
-    counted = flops.batch_flops(shape, lengths, torch.ones(samples, dtype=torch.int64), decision.computation)
-    return float(counted.executed)
-
-
-def targets_only_decision(sizes: DlrmHSTUConfig) -> LastLayerDecision:
-    """What the gate would decide for a training batch of one candidate per sequence on a GPU."""
-    gate = TargetsOnlyGate(
-        sizes.last_layer_targets_only,
-        sizes.targets_only_eval,
-        sizes.targets_only_several_targets,
-        sizes.targets_only_computation,
-    )
-    last = sizes.layer_config(sizes.hstu_num_layers - 1) if sizes.hstu_num_layers else None
-    use = LastLayerUse(num_layers=sizes.hstu_num_layers, full_embeddings=sizes.return_full_embeddings)
-    with FakeTensorMode():
-        rows = _rows(sizes)
-        return gate.decide(last, use, True, rows, rows.new_empty(1, dtype=torch.int64), TargetSummary(1, 1, 1, 1))[0]
-
-
-def _rows(sizes: DlrmHSTUConfig) -> torch.Tensor:
-    """Rows of the stack on a GPU that is not there."""
-    dtype = torch.float32 if sizes.autocast == "float32" else torch.bfloat16
-    return torch.empty(0, sizes.hstu_embedding_dim, dtype=dtype, device="cuda")
-
-
 def _backends(outcome: Outcome) -> Iterator[str]:
     sizes, kind = outcome.sizes, outcome.setting.kind
     yield "Backends of the ops on that device:"
     layer = sizes.layer_config()
     with FakeTensorMode():
-        rows = _rows(sizes)
+        rows = gpu_rows(sizes)
         not_whole = stu.why_not_fused(
             rows, layer.num_heads, layer.attention_dim, layer.hidden_dim, layer.use_group_norm, layer.backend
         )
