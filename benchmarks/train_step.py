@@ -105,7 +105,7 @@ class Step:
         def init(table: str, shard: torch.Tensor, row: int, column: int) -> None:
             fill_table_rows_(shard, 1, table, table_rows[table], config.table_dim, row, column)
 
-        self.model, _ = sharding.shard(model, ShardingConfig(), world, init)
+        self.model = sharding.shard(model, ShardingConfig(), world, init)
         self.optimizers = Optimizers(self.model, settings)
         self.number = 0
 

@@ -106,8 +106,9 @@ def build_model(
     init = functools.partial(_init_shard, sizes=sizes, seed=seed)
     work, dense = workload.of_dataset(dataset), dense_parameters(model)
     load = step_load(config, sizes, work, dense, world.size, world.device.type)
-    sharded, plan = sharding.shard(model, config.sharding, world, init, load)
-    return sharded, Optimizers(sharded, config.optimizer), plan
+    planned = sharding.plan_tables(model, config.sharding, world, load)
+    sharded = sharding.shard(model, config.sharding, world, init, planned)
+    return sharded, Optimizers(sharded, config.optimizer), planned.report
 
 
 def dense_parameters(model: DlrmHSTU) -> int:

@@ -19,7 +19,7 @@ from generative_recommenders.errors import UserError
 from generative_recommenders.modules.dlrm_hstu import DlrmHSTUConfig
 from generative_recommenders.ops import encode, stu
 from generative_recommenders.ops.dispatch import BackendUnavailable
-from generative_recommenders.train import build, gin_files, workload
+from generative_recommenders.train import build, gin_files, sharding, workload
 from generative_recommenders.train.config import HOST
 from generative_recommenders.train.datasets import FACTORIES
 from generative_recommenders.train.gin_files import RunConfig
@@ -33,7 +33,14 @@ from generative_recommenders.train.step_cost import (
     step_seconds,
     targets_only_decision,
 )
-from generative_recommenders.train.what_fits import Outcome, Setting, fitting_changes, plan, why_not_warp_specialised
+from generative_recommenders.train.what_fits import (
+    MOST_RANKS,
+    Outcome,
+    Setting,
+    fitting_changes,
+    plan,
+    why_not_warp_specialised,
+)
 from generative_recommenders.train.workload import Workload
 
 
@@ -81,8 +88,8 @@ def read_setting(arguments: DryRunArguments) -> Setting:
     """The configuration, what is known of its data, and the machine asked for."""
     config, kind = gin_files.load(arguments.config, arguments.bind), device_kind(arguments.device_kind)
     for option in ("ranks", "ranks_per_host"):
-        if getattr(arguments, option) < 1:
-            raise UserError(f"--{option.replace('_', '-')} {getattr(arguments, option)}: expected 1 or more")
+        if not 1 <= getattr(arguments, option) <= MOST_RANKS:
+            raise UserError(f"--{option.replace('_', '-')} {getattr(arguments, option)}: expected 1 to {MOST_RANKS}")
     memory = (
         int(kind.memory) if arguments.device_memory is None else parse_bytes("--device-memory", arguments.device_memory)
     )
@@ -90,6 +97,7 @@ def read_setting(arguments: DryRunArguments) -> Setting:
     host = int(config.sharding.host_memory_gb * GIB)
     if arguments.host_memory is not None:
         host = parse_bytes("--host-memory", arguments.host_memory)
+    sharding.check_host_memory(config.sharding, host)
     headroom = min(int(config.sharding.headroom_gb * GIB), memory // 8)
     machine = Machine("cuda", arguments.ranks, arguments.ranks_per_host, memory, host, headroom, kind)
     work = find_workload(config)

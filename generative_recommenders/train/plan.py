@@ -234,7 +234,7 @@ class Planner:
         try:
             return planner.plan(module, sharders), ""
         except PlannerError as exc:
-            return None, str(exc).strip().splitlines()[0]
+            return None, str(exc).strip().splitlines()[0].rstrip(" .")
 
     @property
     def reserved(self) -> float:

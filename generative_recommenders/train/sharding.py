@@ -6,6 +6,7 @@ values at the shard's place, so that every plan and every number of ranks starts
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -47,18 +48,23 @@ def _collections(model: nn.Module) -> list[EmbeddingCollection]:
     return [module for module in model.modules() if isinstance(module, EmbeddingCollection)]
 
 
+@dataclasses.dataclass(frozen=True)
+class TablePlan:
+    """TorchRec's plan of all tables, and the same in figures."""
+
+    plan: ShardingPlan
+    report: PlanReport
+
+
 def shard(
-    model: nn.Module, config: ShardingConfig, world: World, init: ShardInit, load: Load | None = None
-) -> tuple[DistributedModelParallel, PlanReport]:
-    """Plan, shard and initialise; a collective call.
+    model: nn.Module, config: ShardingConfig, world: World, init: ShardInit, planned: TablePlan | None = None
+) -> DistributedModelParallel:
+    """Shard and initialise; a collective call.
 
     Args:
         model: tables on the meta device, everything else with its initial values.
         init: fills one shard of one table in place.
-        load: what a step asks of a rank; ``None`` plans by the tables' sizes alone and reserves nothing beside them.
-
-    Returns:
-        The sharded model, and the plan it follows.
+        planned: what ``plan_tables`` made of it; ``None`` plans here, by the tables' sizes alone.
 
     Raises:
         UserError: an override names an unknown table, or the tables do not fit.
@@ -68,18 +74,18 @@ def shard(
     for collection in _collections(model):
         for table in collection.embedding_configs():
             table.init_fn = _leave_as_is  # TorchRec would call it on a shard without saying which
-    plan, found = make_plan(model, config, world, [make_sharder(config, world.size)], load)
-    sharders = [make_sharder(config, world.size, any(table.placement == HOST for table in found.tables))]
+    planned = planned or plan_tables(model, config, world)
+    in_host = any(table.placement == HOST for table in planned.report.tables)
     sharded = DistributedModelParallel(
         module=model,
         device=world.device,
-        plan=plan,
-        sharders=sharders,
+        plan=planned.plan,
+        sharders=[make_sharder(config, world.size, in_host)],
         # A batch may take another path through the last layer than the one before it: no static graph.
         data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False),
     )
     _initialise_tables(sharded, init)
-    return sharded, found
+    return sharded
 
 
 def _leave_as_is(_weight: torch.Tensor) -> None:
@@ -102,26 +108,25 @@ def make_sharder(config: ShardingConfig, ranks: int, host_tables: bool = False) 
     )
 
 
-def make_plan(
-    model: nn.Module, config: ShardingConfig, world: World, sharders: list, load: Load | None = None
-) -> tuple[ShardingPlan, PlanReport]:
-    """The planner's choice under the overrides of ``config.tables``, the same on every rank."""
+def plan_tables(model: nn.Module, config: ShardingConfig, world: World, load: Load | None = None) -> TablePlan:
+    """The planner's choice under the overrides of ``config.tables``, the same on every rank; a collective call.
+
+    Args:
+        load: what a step asks of a rank; ``None`` plans by the tables' sizes alone and reserves nothing beside them.
+    """
     check_names(config, model)
-    tables = tables_of(model)
-    machine = machine_of(config, world)
-    planner = Planner(tables, config, machine, load)
+    tables, machine = tables_of(model), machine_of(config, world)
     # Rank 0 alone plans. What it cannot do it tells the others, who would wait for a plan.
-    solution = Solution(None)
-    if world.is_main:
-        solution = planner.solve(model, sharders)
-    solution = world.gather(solution)[0]
+    planner = Planner(tables, config, machine, load)
+    mine = planner.solve(model, [make_sharder(config, world.size)]) if world.is_main else Solution(None)
+    solution = world.gather(mine)[0]
     if solution.plan is None:
         smaller = "" if load is None or load.limit_option is None else f", hash crosses down with {load.limit_option}"
         raise UserError(
             f"the tables do not fit {world.size} x {world.device.type}: {solution.problem}; add devices, raise "
             f"sharding.hbm_cap_gb{smaller}, or see what would fit with --dry-run"
         )
-    return solution.plan, report(solution.plan, tables, machine, load, solution.cache_share)
+    return TablePlan(solution.plan, report(solution.plan, tables, machine, load, solution.cache_share))
 
 
 def check_names(config: ShardingConfig, model: nn.Module) -> None:
@@ -130,6 +135,16 @@ def check_names(config: ShardingConfig, model: nn.Module) -> None:
     for name in config.tables:
         if name not in names:
             raise UserError(f"sharding.tables names {name!r}: no such table{nearest(name, names)}")
+
+
+def check_host_memory(config: ShardingConfig, host_memory: int) -> None:
+    """Raise ``UserError`` if a table is sent to host memory of which there is none."""
+    sent = [name for name, where in config.tables.items() if where == HOST]
+    if sent and not host_memory:
+        raise UserError(
+            f"sharding.tables sends {sent[0]!r} to host memory: say how much tables may take of it with "
+            "sharding.host_memory_gb"
+        )
 
 
 def machine_of(config: ShardingConfig, world: World) -> Machine:
@@ -149,6 +164,7 @@ def machine_of(config: ShardingConfig, world: World) -> Machine:
     headroom = min(int(config.headroom_gb * GIB), cap // 8) if on_gpu else 0
     local = settings.get("LOCAL_WORLD_SIZE") or world.size
     host = int(config.host_memory_gb * GIB)
+    check_host_memory(config, host)
     kind = None
     if on_gpu:
         found = torch.cuda.get_device_name(world.device)

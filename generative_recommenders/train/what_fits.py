@@ -20,6 +20,8 @@ from generative_recommenders.train.workload import Workload
 
 #: In the order of what they cost in time.
 RECOMPUTE = ("recompute_normed_x", "recompute_y", "recompute_uvqk", "recompute_preprocessor")
+#: More than these take the planner minutes.
+MOST_RANKS = 512
 HOST_SIZES = (256, 512, 1024, 2048)
 #: Head widths of those attention kernels (``ops/attention/hopper_launch.py``, which needs Triton to be imported).
 WARP_SPECIALISED_WIDTHS = (64, 128)
@@ -150,7 +152,8 @@ def larger_changes(setting: Setting) -> Iterator[list[Change]]:
     sizes = [size for size in HOST_SIZES if size * GIB > setting.machine.host_memory]
     hosts = [also(f"--host-memory {size}GiB", with_machine(least.setting, host_memory=size * GIB)) for size in sizes]
     yield hosts
-    more = [factor * setting.machine.ranks for factor in (2, 4, 8, 16, 32)]
+    more = [setting.machine.ranks << power for power in range(1, 9)]
+    more = [ranks for ranks in more if ranks <= MOST_RANKS]
     yield [also(f"--ranks {ranks}", with_machine(least.setting, ranks=ranks)) for ranks in more]
     halves = [setting.config.train.batch_size >> power for power in range(1, 11)]
     halves = [samples for samples in halves if samples]

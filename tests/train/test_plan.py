@@ -185,6 +185,7 @@ def test_mean_rows_that_no_sample_has():
         ("yambda.contextual_features=['mood']", "mood"),
         ("yambda.table_rows={'mood': 3}", "mood"),
         ("sharding.tables={'mood': 'row_wise'}", "mood"),
+        ("sharding.tables={'user_x_hour': 'host'}", "sharding.host_memory_gb"),
     ],
 )
 def test_what_cannot_be_planned_is_said(bind, word):
