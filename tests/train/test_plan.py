@@ -7,7 +7,7 @@ import torch
 
 from generative_recommenders.errors import UserError
 from generative_recommenders.modules.dlrm_hstu import embedding_configs
-from generative_recommenders.train import hardware, plan
+from generative_recommenders.train import hardware, mlperf, plan
 from generative_recommenders.train.datasets import FACTORIES
 from generative_recommenders.train.dry_run import DryRunArguments, read_setting
 from generative_recommenders.train.memory_model import peak
@@ -37,6 +37,11 @@ def placed(found):
 def test_the_benchmark_s_tables_are_known_without_its_data():
     found = outcome()
     assert {table.name: table.rows for table in found.plan.tables} == ROWS
+
+
+def test_samples_are_those_of_the_benchmark_s_schedule():
+    assert outcome().setting.work.train_samples == mlperf.TRAIN_SAMPLES
+    assert outcome(bind=["yambda.train_days=30"]).setting.work.train_samples == mlperf.TRAIN_SAMPLES // 10
 
 
 def test_eight_gpus_hold_the_benchmark_in_device_memory_with_eight_gib_to_spare():
