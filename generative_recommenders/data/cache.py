@@ -5,8 +5,9 @@ written last: without the marker the folder is not a cache. Columns are memory-m
 any size.
 
 Order. Users ascend by their original id; the events of one user are contiguous and ordered by content: (time, item,
-event type, is_organic, played ratio). Dense ids keep the order of the original ids, so row order, threads and memory
-limits leave no trace in the bytes.
+event type, is_organic, played ratio), items by their original ids. Dense ids keep the order of the original ids, so row
+order, threads and memory limits leave no trace in the bytes. A cache that extends an earlier one keeps that one's
+numbers: its new ids follow, in their order, and a user or an item that it knows may have no event.
 
 Anchors. An anchor is a listen with a known outcome (``bits`` is 1 or 4) that has at least ``min_history`` events of its
 user, of whatever kind, with a **strictly smaller** time. Counting strictly smaller times makes the set of samples
@@ -32,6 +33,8 @@ from generative_recommenders.errors import UserError
 from generative_recommenders.paths import user_path
 
 SCHEMA_VERSION = 1
+#: Of caches whose numbering is not that of their own events (``generations``, ``cross_users``): older code cannot tell.
+EXTENDED_VERSION = 2
 MANIFEST = "manifest.json"
 MARKER = "COMPLETE"
 
@@ -55,9 +58,10 @@ class EventCache:
     """Events of all users in columns; E events, U users, V items with reserved id 0, A anchors.
 
     ``user_offsets`` int64 [U+1]: events of user u are [user_offsets[u], user_offsets[u+1]). ``user_ids`` int64 [U]:
-    original ids, ascending; the feature value of user u is u + 1. ``item`` u32 [E]: dense item id, 0 unknown.
-    ``time`` u32 [E]: seconds. ``bits`` u8 [E]: 1 listen_plus, 2 like, 4 skip, 0 an event that enters no history.
-    ``organic`` u8 [E]: 0 or 1. ``attributes``: name → u32 [V], the dense attribute id of each item, 0 unknown.
+    original ids, ascending (in an extension, generation by generation); the feature value of user u is u + 1. ``item``
+    u32 [E]: dense item id, 0 unknown. ``time`` u32 [E]: seconds. ``bits`` u8 [E]: 1 listen_plus, 2 like, 4 skip, 0 an
+    event that enters no history. ``organic`` u8 [E]: 0 or 1. ``attributes``: name → u32 [V], the dense attribute id of
+    each item, 0 unknown.
     ``context``: name → u32 [E], further contextual values known at request time, 0 unknown. ``labels``:
     name → int64 [E], outcomes beside ``bits``; never features. ``vocab``: name → rows of the id space (max id + 1), for
     ``uid``, ``item_id``, every attribute and every context column. ``item_count``
@@ -125,6 +129,19 @@ class EventCache:
     def user_of(self, events: np.ndarray) -> np.ndarray:
         """int64 user number of each event number."""
         return np.searchsorted(self.user_offsets, np.asarray(events, dtype=np.int64), side="right") - 1
+
+    @property
+    def cross_users(self) -> int:
+        """Users that the tables of crosses are sized by: U, unless preparation fixed another number."""
+        return (self.manifest or {}).get("cross_users", self.num_users)
+
+    @property
+    def generations(self) -> Mapping[str, Sequence[int]]:
+        """Id space → how many ids it had after each preparation of a chain of extensions; empty without extension.
+
+        Ids ascend by their originals within a generation.
+        """
+        return (self.manifest or {}).get("generations", {})
 
     @functools.cached_property
     def content(self) -> str:
@@ -286,8 +303,11 @@ def read_manifest(folder: pathlib.Path) -> dict:
         version = manifest.get("schema_version")
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"{folder / MANIFEST} cannot be read ({error}): prepare the cache again") from None
-    if version != SCHEMA_VERSION:
-        raise UserError(f"event cache {folder} has version {version}, this code reads {SCHEMA_VERSION}: prepare again")
+    if version not in (SCHEMA_VERSION, EXTENDED_VERSION):
+        raise UserError(
+            f"event cache {folder} has version {version}, this code reads {SCHEMA_VERSION} and {EXTENDED_VERSION}: "
+            "prepare again"
+        )
     if hashlib.sha256(text).hexdigest().encode() != (folder / MARKER).read_bytes().strip():
         raise UserError(f"{folder / MANIFEST} was changed after preparation: prepare the cache again")
     return manifest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from generative_recommenders.data.cache import (
@@ -43,10 +45,10 @@ def check_shapes(cache: EventCache) -> None:
 def check_values(cache: EventCache) -> None:
     """Offsets, ids within their vocabularies, order of events and anchors; ``UserError`` names the first fault."""
     offsets = cache.user_offsets
-    if offsets[0] != 0 or offsets[-1] != cache.num_events or (np.diff(offsets) <= 0).any():
+    least = 0 if cache.generations else 1  # an extension also knows users without events
+    if offsets[0] != 0 or offsets[-1] != cache.num_events or (np.diff(offsets) < least).any():
         raise UserError(f"{cache.name}: user_offsets do not ascend from 0 to {cache.num_events} events")
-    if (np.diff(cache.user_ids) <= 0).any():
-        raise UserError(f"{cache.name}: user_ids do not ascend")
+    _check_user_ids(cache)
     limits = {"item": (cache.item, cache.vocab["item_id"]), "organic": (cache.organic, 2)}
     limits |= {name: (column, cache.vocab[name]) for name, column in {**cache.attributes, **cache.context}.items()}
     for name, (column, rows) in limits.items():
@@ -62,6 +64,16 @@ def check_values(cache: EventCache) -> None:
     if not np.array_equal(count, cache.item_count):
         raise UserError(f"{cache.name}: item_count is not the number of events per item")
     _check_anchors(cache, eligible)
+
+
+def _check_user_ids(cache: EventCache) -> None:
+    """All different, and ascending within each generation."""
+    ends = [*cache.generations.get("uid", []), cache.num_users]
+    for first, last in itertools.pairwise([0, *ends]):
+        if (np.diff(cache.user_ids[first:last]) <= 0).any():
+            raise UserError(f"{cache.name}: user_ids do not ascend")
+    if len(ends) > 1 and len(np.unique(cache.user_ids)) != cache.num_users:
+        raise UserError(f"{cache.name}: user_ids hold a user twice")
 
 
 def _check_users(cache: EventCache, first: int, last: int) -> int:

@@ -53,21 +53,27 @@ class Vocabulary:
         """sha256 of kind (whole numbers, text) and raw ids in the order of their rows; hexadecimal."""
         return self.recorded or self.prefix(self.rows)
 
+    @functools.cached_property
+    def kind(self) -> str | None:
+        """``int`` or ``text``; None where there is no raw id."""
+        return _kind(next(self.read())) if self.rows > 1 else None
+
     def originals(self) -> pyarrow.Array:
         """The raw ids, int64 or large_string [rows - 1]; row r stands for element r - 1. Read anew at each call."""
         import pyarrow
 
-        return pyarrow.concat_arrays(self._pieces())
+        return pyarrow.concat_arrays(self.read())
 
     def prefix(self, rows: int) -> str | None:
         """The fingerprint of the first ``rows`` rows alone (the reserved one counts); None if there are fewer."""
-        return fingerprint_of(self._pieces(), rows - 1) if rows <= self.rows else None
+        return fingerprint_of(self.read(), rows - 1) if rows <= self.rows else None
 
     def begins_with(self, rows: int, fingerprint: str) -> bool:
         """Whether a vocabulary of so many rows with this fingerprint has the same raw ids in its rows as this one."""
         return fingerprint == (self.fingerprint if rows == self.rows else self.prefix(rows))
 
-    def _pieces(self) -> Iterator[pyarrow.Array]:
+    def read(self) -> Iterator[pyarrow.Array]:
+        """``originals`` some at a time; ``UserError`` if they are fewer or more than the rows."""
         count, empty = 0, True
         for piece in self.pieces():
             piece, empty = _plain(piece), False

@@ -47,16 +47,17 @@ def dataset_of_cache(
     best_auc: float | None = None,
     section: str | None = None,
 ) -> RankingDataset:
-    """Tables as large as the vocabularies; crosses in proportion to the users, cut to ``table_rows_limit``.
+    """Tables as large as the vocabularies; crosses in proportion to the users they are sized by (``cross_users``).
 
-    ``table_rows`` overrides single tables. Each table that the limit cut is one line of the data set's notes.
+    ``table_rows_limit`` cuts crosses, each of them one line of the data set's notes; ``table_rows`` overrides single
+    tables.
     ``section``: what the options stand under in a configuration, for messages (None: ``name``).
     """
     rows, section = {}, section or name
     for option, features in (("item_features", item_features), ("contextual_features", contextual_features)):
         for feature in features:
             if is_cross(feature):
-                rows[feature] = cross_rows(feature, cache.num_users)
+                rows[feature] = cross_rows(feature, cache.cross_users)
             elif feature in cache.vocab:
                 rows[feature] = cache.vocab[feature]
             else:

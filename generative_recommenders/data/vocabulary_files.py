@@ -24,9 +24,9 @@ def vocabulary_file(space: str) -> str:
 
 def vocabularies_of(folder: pathlib.Path, manifest: Mapping) -> dict[str, Vocabulary]:
     """Space → its raw ids. Fingerprints are the manifest's; one of before it had them is taken from the files later."""
-    recorded, found = manifest.get("fingerprints", {}), {}
+    recorded, files, found = manifest.get("fingerprints", {}), manifest.get("vocabularies", {}), {}
     for space, rows in manifest["vocab"].items():
-        if vocabulary_file(space) in manifest["vocabularies"]:
+        if vocabulary_file(space) in files:
             pieces = _of_parquet(folder / vocabulary_file(space))
         elif space == "uid":
             pieces = _of_column(folder / USER_IDS)

@@ -97,18 +97,29 @@ def content_key(row: dict) -> tuple:
     )
 
 
-def expected_cache(rows: list[dict], artists: list, albums: list, min_history: int) -> dict:
-    """Every column of the cache as lists, the vocabularies (original ids in dense order) and some counters."""
+def numbered(found, known: list) -> list:
+    """The ids in dense order: those of an earlier cache as they were, then the new ones in their order."""
+    return [*known, *sorted(set(found) - set(known))]
+
+
+def expected_cache(
+    rows: list[dict], artists: list, albums: list, min_history: int, known: dict[str, list] | None = None
+) -> dict:
+    """Every column of the cache as lists, the vocabularies (original ids in dense order) and some counters.
+
+    ``known``: the vocabularies, ``uid`` among them, of an earlier cache that is extended.
+    """
+    known = known or {"uid": [], "item_id": [], "artist_id": [], "album_id": []}
     by_user: dict[int, list[dict]] = {}
     for row in rows:
         by_user.setdefault(row["uid"], []).append(row)
-    items = sorted({row["item_id"] for row in rows if row["item_id"] is not None})
+    items = numbered((row["item_id"] for row in rows if row["item_id"] is not None), known["item_id"])
     number = {item: index + 1 for index, item in enumerate(items)} | {None: 0}
     out = {name: [] for name in ("item", "time", "bits", "organic")}
-    out |= {"user_ids": sorted(by_user), "user_offsets": [0]}
+    out |= {"user_ids": numbered(by_user, known["uid"]), "user_offsets": [0]}
     anchors = []
     for user_number, uid in enumerate(out["user_ids"]):
-        events = sorted(by_user[uid], key=content_key)
+        events = sorted(by_user.get(uid, []), key=content_key)
         for position, row in enumerate(events):
             out["item"].append(number[row["item_id"]])
             out["time"].append(row["timestamp"])
@@ -126,7 +137,7 @@ def expected_cache(rows: list[dict], artists: list, albums: list, min_history: i
         for item, value in pairs:
             if value is not None and item in number:
                 smallest[item] = min(value, smallest.get(item, value))
-        ids = sorted(set(smallest.values()))
+        ids = numbered(smallest.values(), known[name])
         out["vocabulary"][name] = ids
         out[name] = [0] + [ids.index(smallest[item]) + 1 if item in smallest else 0 for item in items]
     out["nulls"] = {

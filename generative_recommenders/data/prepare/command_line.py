@@ -13,13 +13,24 @@ from generative_recommenders.terminal import show
 
 
 def add_prepare_options(parser: argparse.ArgumentParser, min_history: int | None) -> None:
-    """--min-history, --memory, --threads, --overwrite, --no-space-check."""
+    """--min-history, --extend, --cross-users, --memory, --threads, --overwrite, --no-space-check."""
     shown = "by size: 50m and 500m 50, 5b 4086" if min_history is None else min_history
     parser.add_argument(
         "--min-history",
         type=int,
         default=min_history,
         help=f"earlier events that a sample must have (default {shown})",
+    )
+    parser.add_argument(
+        "--extend",
+        metavar="OLD_CACHE",
+        help="an earlier cache: ids that it knows keep their numbers, crosses their sizes, new ids are appended",
+    )
+    parser.add_argument(
+        "--cross-users",
+        type=int,
+        metavar="N",
+        help="size crosses for N users (default: as many as there are), so that the cache has room to be extended",
     )
     parser.add_argument("--memory", help="resident memory of the whole process, such as 4GiB (default 3GiB)")
     parser.add_argument("--threads", type=int, help="threads (default: all cores)")
@@ -37,6 +48,8 @@ def run_prepare(source: Source, cache: str, min_history: int, options: argparse.
         source,
         cache,
         min_history=min_history,
+        extend=options.extend,
+        cross_users=options.cross_users,
         limits=Limits.parse(options.memory, options.threads),
         overwrite=options.overwrite,
         check_space=not options.no_space_check,

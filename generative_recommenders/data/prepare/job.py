@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from generative_recommenders.data.cache import MANIFEST, MARKER, SCHEMA_VERSION
+from generative_recommenders.data.cache import EXTENDED_VERSION, MANIFEST, MARKER, SCHEMA_VERSION
 from generative_recommenders.data.prepare.columns import replace_file, sha256
 from generative_recommenders.data.prepare.source import Source
 from generative_recommenders.errors import UserError
@@ -26,10 +26,14 @@ STATE = "state.json"
 PREPARATION = "preparation.json"
 
 
-def fingerprint(source: Source, min_history: int) -> str:
-    """Digest of everything that shapes the cache: files (path, size, time of change), columns and settings."""
+def fingerprint(source: Source, min_history: int, base: str | None = None, cross_users: int | None = None) -> str:
+    """Digest of everything that shapes the cache: files (path, size, time of change), columns and settings.
+
+    ``base``: digest of the numbering that is extended.
+    """
     files = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in source.all_files]
-    return hashlib.sha256(repr((SCHEMA_VERSION, min_history, files, source)).encode()).hexdigest()
+    more = () if base is None and cross_users is None else (EXTENDED_VERSION, base, cross_users)
+    return hashlib.sha256(repr((SCHEMA_VERSION, min_history, files, source, *more)).encode()).hexdigest()
 
 
 def made_files(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -11,22 +11,32 @@ Every stage's result depends on the rows alone, so threads, memory, row order, f
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import math
 import pathlib
 import shutil
 import time
 
-from generative_recommenders.data.cache import ATTRIBUTE_PREFIX, CONTEXT_PREFIX, MARKER, SCHEMA_VERSION, read_manifest
+from generative_recommenders.data.cache import (
+    ATTRIBUTE_PREFIX,
+    CONTEXT_PREFIX,
+    EXTENDED_VERSION,
+    MARKER,
+    SCHEMA_VERSION,
+    read_manifest,
+)
 from generative_recommenders.data.prepare.anchors import write_anchors
 from generative_recommenders.data.prepare.columns import sha256
 from generative_recommenders.data.prepare.engine import Limits, readable_errors
+from generative_recommenders.data.prepare.extend import Base, generations
 from generative_recommenders.data.prepare.job import Job, fingerprint
 from generative_recommenders.data.prepare.progress import Progress
 from generative_recommenders.data.prepare.replace import recover, replacement
 from generative_recommenders.data.prepare.scan import scan
 from generative_recommenders.data.prepare.sort import event_columns, sort_events
 from generative_recommenders.data.prepare.source import Source
+from generative_recommenders.data.vocabulary_files import vocabularies_of
 from generative_recommenders.errors import UserError
 from generative_recommenders.paths import user_path
 
@@ -36,11 +46,26 @@ EVENTS_PER_PASS = 2**28
 SPILL_BYTES_PER_EVENT = 30
 
 
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What to make: everything that shapes the cache."""
+
+    source: Source
+    min_history: int
+    base: Base | None
+    cross_users: int | None
+
+    def fingerprint(self) -> str:
+        return fingerprint(self.source, self.min_history, self.base and self.base.digest, self.cross_users)
+
+
 def prepare(
     source: Source,
     path: str | pathlib.Path,
     *,
     min_history: int,
+    extend: str | pathlib.Path | None = None,
+    cross_users: int | None = None,
     limits: Limits | None = None,
     overwrite: bool = False,
     check_space: bool = True,
@@ -53,6 +78,10 @@ def prepare(
     and settings is left as it is. ``overwrite`` replaces a complete cache of whatever input when the new one is
     complete; until then it stays (``replace.py``). Raises ``UserError`` for bad input, too little memory or disk, or a
     foreign folder.
+
+    ``extend``: an earlier cache, whose ids keep their numbers and whose sizes of crosses are kept; ids that it does not
+    know are appended (``extend.py``). ``cross_users``: users that crosses are sized by, instead of those that there
+    are, so that the cache has room to be extended.
     """
     if not 0 <= min_history < 2**32:
         raise UserError(f"min_history is {min_history}: expected 0 or more, and less than 2**32")
@@ -62,10 +91,18 @@ def prepare(
     for file in source.all_files:
         if file.resolve().parent == folder.resolve():
             raise UserError(f"{file} lies in the cache folder, where it would be overwritten: name another --cache")
+    if cross_users is not None and not 1 <= cross_users < 2**32:
+        raise UserError(f"cross_users is {cross_users}: expected 1 or more, and less than 2**32")
+    if cross_users is not None and extend is not None:
+        raise UserError(
+            f"--cross-users {cross_users} and --extend {extend}: an extension keeps the sizes of crosses, leave one out"
+        )
     began = time.time()
-    job_for = lambda place: Job(place, fingerprint(source, min_history))
-    arguments = (source, min_history, limits, check_space, events_per_pass, progress)
     with readable_errors(f"preparing {folder}", folder):
+        base = None if extend is None else Base.open(extend, folder)
+        plan = _Plan(source, min_history, base, cross_users)
+        job_for = lambda place: Job(place, plan.fingerprint())
+        arguments = (plan, limits, check_space, events_per_pass, progress)
         if overwrite and (folder / MARKER).exists():
             with replacement(folder) as new:
                 manifest = _work(job_for(new), *arguments)
@@ -80,8 +117,7 @@ def prepare(
 
 def _work(
     job: Job,
-    source: Source,
-    min_history: int,
+    plan: _Plan,
     limits: Limits,
     check_space: bool,
     events_per_pass: int,
@@ -94,16 +130,16 @@ def _work(
             return None
         connection = limits.connect(job.temp)
         try:
-            facts = scan(job, source, connection, progress)
+            facts = scan(job, plan.source, connection, progress, plan.base)
             if check_space:
                 require_space(job, facts, events_per_pass)
-            sort_events(job, source, facts, connection, events_per_pass, progress)
-            write_anchors(job, facts, min_history, connection, events_per_pass, progress)
+            sort_events(job, plan.source, facts, connection, events_per_pass, progress)
+            write_anchors(job, facts, plan.min_history, connection, events_per_pass, progress)
         finally:
             connection.close()
-        _unchanged(source, min_history, job)
-        manifest = _seal(job, source, facts, min_history, progress)
-        job.complete(manifest, _preparation(source, limits, began))
+        _unchanged(plan, job)
+        manifest = _seal(job, plan, facts, progress)
+        job.complete(manifest, _preparation(plan.source, limits, began))
     return manifest
 
 
@@ -121,15 +157,15 @@ def require_space(job: Job, facts: dict, events_per_pass: int) -> None:
         )
 
 
-def _unchanged(source: Source, min_history: int, job: Job) -> None:
-    if fingerprint(source, min_history) != job.state["fingerprint"]:
+def _unchanged(plan: _Plan, job: Job) -> None:
+    if plan.fingerprint() != job.state["fingerprint"]:
         raise UserError(f"the event files changed while {job.folder} was being prepared: run it again")
 
 
-def _seal(job: Job, source: Source, facts: dict, min_history: int, progress: Progress) -> dict:
+def _seal(job: Job, plan: _Plan, facts: dict, progress: Progress) -> dict:
     types = {name: dtype.str for name, dtype in event_columns(facts).items()}
     types |= {"user_offsets": "<i8", "user_ids": "<i8", "item_count": "<i8", "anchors": job.state["anchors"]["dtype"]}
-    types |= {ATTRIBUTE_PREFIX + name: "<u4" for name in source.attributes}
+    types |= {ATTRIBUTE_PREFIX + name: "<u4" for name in plan.source.attributes}
     lengths = {name: facts["events"] for name in types}
     lengths |= {"user_offsets": facts["users"] + 1, "user_ids": facts["users"], "anchors": job.state["anchors"]["done"]}
     lengths |= {name: facts["vocab"]["item_id"] for name in types if name.startswith(ATTRIBUTE_PREFIX)}
@@ -146,10 +182,10 @@ def _seal(job: Job, source: Source, facts: dict, min_history: int, progress: Pro
             }
         for file in sorted(job.folder.glob("vocabulary_*.parquet")):
             vocabularies[file.name] = {"bytes": file.stat().st_size, "sha256": sha256(file)}
-    return {
+    manifest = {
         "schema_version": SCHEMA_VERSION,
-        "source": source.title,
-        "min_history": min_history,
+        "source": plan.source.title,
+        "min_history": plan.min_history,
         "events": facts["events"],
         "users": facts["users"],
         "anchors": job.state["anchors"]["done"],
@@ -157,10 +193,27 @@ def _seal(job: Job, source: Source, facts: dict, min_history: int, progress: Pro
         "vocab": facts["vocab"],
         "counters": facts["counters"],
         "context": [name.removeprefix(CONTEXT_PREFIX) for name in sorted(types) if name.startswith(CONTEXT_PREFIX)],
-        "attributes": list(source.attributes),
+        "attributes": list(plan.source.attributes),
         "columns": columns,
         "vocabularies": vocabularies,
     }
+    spaces = vocabularies_of(job.folder, manifest)
+    manifest["fingerprints"] = {space: ids.fingerprint for space, ids in spaces.items()}
+    return manifest | _numbering(plan, facts)
+
+
+def _numbering(plan: _Plan, facts: dict) -> dict:
+    """What the manifest says of ids and sizes that the events alone do not give."""
+    if plan.base is not None:
+        return {
+            "schema_version": EXTENDED_VERSION,
+            "extends": plan.base.digest,
+            "generations": generations(plan.base, facts["vocab"]),
+            "cross_users": plan.base.cross_users,
+        }
+    if plan.cross_users is not None:
+        return {"schema_version": EXTENDED_VERSION, "cross_users": plan.cross_users}
+    return {}
 
 
 def _preparation(source: Source, limits: Limits, began: float) -> dict:

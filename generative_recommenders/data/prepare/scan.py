@@ -13,33 +13,43 @@ import pyarrow.parquet
 from generative_recommenders.data.cache import ATTRIBUTE_PREFIX, CONTEXT_PREFIX
 from generative_recommenders.data.prepare.columns import write_column
 from generative_recommenders.data.prepare.engine import name, quoted
+from generative_recommenders.data.prepare.extend import Base, number_ids
 from generative_recommenders.data.prepare.job import Job
 from generative_recommenders.data.prepare.progress import Progress
 from generative_recommenders.data.prepare.source import AttributeFile, Check, Source, refuse_dates_as_seconds
 from generative_recommenders.data.prepare.tables import Table
+from generative_recommenders.data.vocabulary_files import vocabulary_file
 from generative_recommenders.errors import UserError
 
 
-def scan(job: Job, source: Source, connection: duckdb.DuckDBPyConnection, progress: Progress) -> dict:
+def scan(
+    job: Job, source: Source, connection: duckdb.DuckDBPyConnection, progress: Progress, base: Base | None = None
+) -> dict:
     """Facts about the events: counts, vocabularies, counters. Writes user_*, item_count and attribute columns.
 
-    Leaves temporary tables ``users``, ``items`` and one per context column (_original, _dense, _events) behind in the
+    ``base``: the cache whose numbers known ids keep.
+
+    Leaves temporary tables ``users``, ``items`` and one per context column (``number_ids``) behind in the
     connection, loaded from the work folder if an earlier run made them.
     """
     tables = {"users": source.user, "items": source.item} | {CONTEXT_PREFIX + n: e for n, e in source.context.items()}
+    spaces = {"users": "uid", "items": "item_id"} | {CONTEXT_PREFIX + column: column for column in source.context}
     if "scan" not in job.state:
         progress.say(f"reading {len(source.files)} event file(s) of {source.title}")
+        if base is not None:
+            base.check(source, connection)
         for file in source.attributes.values():
             rows, *found = _count_if(connection, file.relation, [check.bad for check in file.checks])
             _raise_first(file.table, file.checks, found, rows)
         facts = _count(source, connection)
+        facts["extends"] = base is not None
         facts["context_columns"] = [CONTEXT_PREFIX + column for column in sorted(source.context)]
         with progress.stage("scan", facts["events"]):
             for table, expression in tables.items():
-                _dictionary(connection, source, table, expression)
+                number_ids(connection, table, _distinct(source, expression), base, spaces[table])
                 connection.execute(f"COPY {name(table)} TO {quoted(job.work / f'{table}.parquet')} (FORMAT parquet)")
             _write_users(job, connection, facts)
-            _write_items(job, source, connection, facts)
+            _write_items(job, source, connection, facts, base)
             for column in source.context:
                 facts["vocab"][column] = _vocabulary(job, connection, column, CONTEXT_PREFIX + column) + 1
         job.save(scan=facts)
@@ -83,13 +93,11 @@ def _raise_first(table: Table, checks: Sequence[Check], found: Sequence[int], ro
             raise check.fault(table, bad, rows)
 
 
-def _dictionary(connection: duckdb.DuckDBPyConnection, source: Source, table: str, expression: str) -> None:
-    """``table``: original id, dense id from 1 in the order of the originals (0 stays unknown), events."""
-    connection.execute(
-        f"""CREATE OR REPLACE TEMP TABLE {name(table)} AS
-        SELECT _original, (row_number() OVER (ORDER BY _original))::UINTEGER AS _dense, _events FROM (
-            SELECT {expression} AS _original, count(*) AS _events FROM {source.relation}
-            WHERE {expression} IS NOT NULL GROUP BY {expression})"""
+def _distinct(source: Source, expression: str) -> str:
+    """SQL: the different ids and the events of each."""
+    return (
+        f"SELECT {expression} AS _original, count(*) AS _events FROM {source.relation} "
+        f"WHERE {expression} IS NOT NULL GROUP BY {expression}"
     )
 
 
@@ -108,7 +116,9 @@ def _write_users(job: Job, connection: duckdb.DuckDBPyConnection, facts: dict) -
     facts["vocab"]["uid"] = len(events) + 1
 
 
-def _write_items(job: Job, source: Source, connection: duckdb.DuckDBPyConnection, facts: dict) -> None:
+def _write_items(
+    job: Job, source: Source, connection: duckdb.DuckDBPyConnection, facts: dict, base: Base | None
+) -> None:
     rows = facts["vocab"]["item_id"] = _vocabulary(job, connection, "item_id", "items") + 1
     found = connection.execute("SELECT _dense, _events FROM items").fetchnumpy()
     count = np.zeros(rows, np.int64)
@@ -116,7 +126,7 @@ def _write_items(job: Job, source: Source, connection: duckdb.DuckDBPyConnection
     count[0] = facts["counters"]["null_item"]
     write_column(job.column("item_count"), count)
     for attribute, file in source.attributes.items():
-        table = _attribute_table(job, connection, attribute, file, facts)
+        table = _attribute_table(job, connection, attribute, file, facts, base)
         write_column(job.column(ATTRIBUTE_PREFIX + attribute), table)
         unknown = table == 0
         facts["counters"][f"items_without_{attribute}"] = int(unknown[1:].sum())
@@ -124,7 +134,12 @@ def _write_items(job: Job, source: Source, connection: duckdb.DuckDBPyConnection
 
 
 def _attribute_table(
-    job: Job, connection: duckdb.DuckDBPyConnection, attribute: str, file: AttributeFile, facts: dict
+    job: Job,
+    connection: duckdb.DuckDBPyConnection,
+    attribute: str,
+    file: AttributeFile,
+    facts: dict,
+    base: Base | None,
 ) -> np.ndarray:
     """u32 [V]: the dense id of each item's smallest attribute, 0 where it has none."""
     item, value = name(file.item_column), name(file.attribute_column)
@@ -134,11 +149,8 @@ def _attribute_table(
         FROM {file.relation} m JOIN items ON m.{item} = items._original
         WHERE m.{value} IS NOT NULL GROUP BY items._dense"""
     )
-    connection.execute(
-        """CREATE OR REPLACE TEMP TABLE attribute_ids AS
-        SELECT _original, (row_number() OVER (ORDER BY _original))::UINTEGER AS _dense
-        FROM (SELECT DISTINCT _original FROM chosen)"""
-    )
+    ids = "SELECT _original, count(*) AS _events FROM chosen GROUP BY _original"
+    number_ids(connection, "attribute_ids", ids, base, attribute)
     facts["vocab"][attribute] = _vocabulary(job, connection, attribute, "attribute_ids") + 1
     found = connection.execute("SELECT _item, _dense FROM chosen JOIN attribute_ids USING (_original)").fetchnumpy()
     table = np.zeros(facts["vocab"]["item_id"], np.uint32)
@@ -149,6 +161,6 @@ def _attribute_table(
 def _vocabulary(job: Job, connection: duckdb.DuckDBPyConnection, space: str, table: str) -> int:
     """Write the original ids in the order of the dense ones (row r is id r + 1); returns how many there are."""
     found = connection.sql(f"SELECT _original FROM {name(table)} ORDER BY _dense").to_arrow_table().combine_chunks()
-    file = job.folder / f"vocabulary_{space}.parquet"
+    file = job.folder / vocabulary_file(space)
     pyarrow.parquet.write_table(pyarrow.table({"original": found["_original"]}), file, row_group_size=2**20)
     return found.num_rows

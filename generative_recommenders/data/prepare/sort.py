@@ -47,7 +47,8 @@ def sort_events(
         }
         stack.enter_context(progress.stage("sort", facts["events"], done["events"]))
         for first, last in _passes(offsets, events_per_pass, done["users"]):
-            query = _query(source, connection, first, last, whole=(first, last) == (0, facts["users"]))
+            whole = (first, last) == (0, facts["users"])
+            query = _query(source, connection, first, last, whole, facts.get("extends", False))
             progress.follow(connection.query_progress, int(offsets[last] - offsets[first]))
             for rows in _batches(connection, query):
                 for column, writer in writers.items():
@@ -68,20 +69,36 @@ def _passes(offsets: np.ndarray, events_per_pass: int, first_user: int) -> Itera
         yield first_user + first, first_user + last
 
 
-def _query(source: Source, connection: duckdb.DuckDBPyConnection, first: int, last: int, whole: bool) -> str:
+def _query(
+    source: Source, connection: duckdb.DuckDBPyConnection, first: int, last: int, whole: bool, extends: bool
+) -> str:
     """SQL of one pass over users [first, last), in the content order of the cache."""
     contexts = {CONTEXT_PREFIX + column: expression for column, expression in sorted(source.context.items())}
-    joins = [f"JOIN users ON {source.user} = users._original", f"LEFT JOIN items ON {source.item} = items._original"]
-    joins += [f"LEFT JOIN {name(table)} ON {expr} = {name(table)}._original" for table, expr in contexts.items()]
+    joins = [f"JOIN users ON {_id(source.user, 'users', connection, extends)} = users._original"]
+    for table, expr in {"items": source.item, **contexts}.items():
+        joins += [f"LEFT JOIN {name(table)} ON {_id(expr, table, connection, extends)} = {name(table)}._original"]
     outputs = [f"coalesce(items._dense, 0)::UINTEGER AS item, ({source.time})::UINTEGER AS time"]
     outputs += [f"({source.bits})::UTINYINT AS bits, ({source.organic})::UTINYINT AS organic"]
     outputs += [f"coalesce({name(table)}._dense, 0)::UINTEGER AS {name(table)}" for table in contexts]
     keys = [f"users._dense AS user_key, ({source.kind})::UTINYINT AS kind_key, ({source.ratio})::UINTEGER AS ratio_key"]
-    order = ["user_key", "time", "item", "kind_key", "organic", "ratio_key", *map(name, contexts)]
+    ties = {table: "item" if table == "items" else name(table) for table in ("items", *contexts)}
+    if extends:  # dense ids do not ascend with the originals, which decide the order
+        ties = {table: name(f"{table}_rank") for table in ties}
+        keys += [f"coalesce({name(table)}._rank, 0)::UINTEGER AS {key}" for table, key in ties.items()]
+    item_key, *context_keys = ties.values()
+    order = ["user_key", "time", item_key, "kind_key", "organic", "ratio_key", *context_keys]
     columns = ", ".join(["item", "time", "bits", "organic", *map(name, contexts)])
     where = "" if whole else f"WHERE {_user_range(source, connection, first, last)}"
     rows = f"SELECT {', '.join(outputs + keys)} FROM {source.relation} {' '.join(joins)} {where}"
     return f"SELECT {columns} FROM ({rows}) ORDER BY {', '.join(order)}"
+
+
+def _id(expression: str, table: str, connection: duckdb.DuckDBPyConnection, extends: bool) -> str:
+    """An id as its table has it: a day without any value may give a column another type than the earlier cache had."""
+    if not extends:
+        return expression
+    kind = connection.execute(f"SELECT any_value(typeof(_original)) FROM {name(table)}").fetchall()[0][0]
+    return expression if kind is None else f"({expression})::{kind}"
 
 
 def _user_range(source: Source, connection: duckdb.DuckDBPyConnection, first: int, last: int) -> str:

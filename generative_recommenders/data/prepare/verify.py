@@ -26,7 +26,12 @@ def verify(path: str | pathlib.Path, progress: Progress | None = None) -> dict:
             if sha256(folder / name) != entry["sha256"]:
                 raise UserError(f"{folder / name} does not match its checksum: prepare the cache again")
     with progress.stage("consistency", manifest["events"]):
-        EventCache.open(folder).validate()
+        cache = EventCache.open(folder).validate()
+        for space, ids in cache.ids.items():
+            if ids.prefix(ids.rows) != ids.fingerprint:
+                raise UserError(
+                    f"{folder}: the raw ids of {space} do not fit their fingerprint: prepare the cache again"
+                )
     return manifest
 
 
@@ -43,6 +48,20 @@ def describe(path: str | pathlib.Path) -> str:
         f"  {manifest['anchors']:,} samples with at least {manifest['min_history']} earlier events",
         f"  {size / 1e9:.3f} GB on disk, {size / manifest['events']:.1f} bytes per event",
         "  ids: " + ", ".join(f"{name} {rows:,}" for name, rows in sorted(manifest["vocab"].items())),
+        *_numbering_lines(manifest),
         "  counted: " + ", ".join(f"{name} {count:,}" for name, count in sorted(manifest["counters"].items())),
     ]
     return "\n".join(lines)
+
+
+def _numbering_lines(manifest: dict) -> list[str]:
+    """What an extension added, and what crosses are sized by."""
+    lines = []
+    if "generations" in manifest:
+        first = {"uid": 0, "item_id": 1}
+        counts = sorted(manifest["generations"].items(), key=lambda entry: (first.get(entry[0], 2), entry[0]))
+        found = ", ".join(f"{each[-2]:,} {space} and {each[-1] - each[-2]:,} new" for space, each in counts)
+        lines.append(f"  extends an earlier cache: {found}")
+    if "cross_users" in manifest:
+        lines.append(f"  crosses are sized for {manifest['cross_users']:,} users")
+    return lines
