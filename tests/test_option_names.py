@@ -11,7 +11,7 @@ from generative_recommenders.train.datasets import FACTORIES
 from generative_recommenders.train.gin_files import option_names
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
-NAMED = re.compile(rf"(?<![\w./-])({'|'.join([*SECTIONS, *FACTORIES])})\.([a-z_][a-z0-9_]*)(?![\w(/])")
+NAMED = re.compile(rf"(?<![\w./-])({'|'.join([*SECTIONS, *FACTORIES])})\.([a-z_][a-z0-9_]*)(?![\w(/]|\.[a-z_])")
 # Ends of file names, which look alike (``events.parquet``).
 FILES = {"parquet", "csv", "gin", "json", "md", "py", "npy", "tsv", "zip", "html", "log"}
 
@@ -22,7 +22,7 @@ def named(text):
 
 def strings(path):
     """The text constants of a module, those in f-strings too; no docstrings."""
-    tree = ast.parse(path.read_text())
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
@@ -42,5 +42,5 @@ def test_every_option_that_a_message_names_exists():
 @pytest.mark.parametrize("pattern", ["README.md", "CHANGELOG.md", "docs/*.md", "configs/*.gin", "scripts/*.sh"])
 def test_every_option_that_a_page_names_exists(pattern):
     paths = list(REPO.glob(pattern))
-    found = {name: path.name for path in paths for name in named(path.read_text()) - {"data.windows"}}  # Python there
+    found = {name: path.name for path in paths for name in named(path.read_text(encoding="utf-8")) - {"data.windows"}}  # Python there
     assert paths and {name: where for name, where in found.items() if name not in set(option_names())} == {}
