@@ -40,7 +40,35 @@ def parser() -> argparse.ArgumentParser:
         help="go on from the newest checkpoint of --run-name; --resume=auto begins where there is nothing yet",
     )
     options.add_argument("--list-options", action="store_true", help="print every option with its range, and end")
+    _add_dry_run(options)
     return options
+
+
+def _add_dry_run(options: argparse.ArgumentParser) -> None:
+    """What a dry run plans for; the machine need not be there."""
+    group = options.add_argument_group("dry run", "plan a run and print it, on any machine, without GPUs or data")
+    group.add_argument("--dry-run", action="store_true", help="print plan, memory, FLOPs and traffic, and end")
+    group.add_argument("--ranks", type=int, help="processes, an accelerator each (default: 8)")
+    group.add_argument("--ranks-per-host", type=int, help="of them on one host (default: 8)")
+    group.add_argument("--device-kind", help="a100, h100, h200, b200, mi300x or mi325x (default: h200)")
+    group.add_argument("--device-memory", metavar="SIZE", help="of an accelerator, e.g. 139GiB (default: the kind's)")
+    group.add_argument("--host-memory", metavar="SIZE", help="of a host, for tables the accelerators do not hold")
+    group.add_argument("--mean-rows", type=float, help="joined rows of the mean sample, where it is not measured")
+
+
+_OF_A_DRY_RUN = ("ranks", "ranks_per_host", "device_kind", "device_memory", "host_memory", "mean_rows")
+
+
+def _asked_of_a_dry_run(given: argparse.Namespace) -> dict[str, object]:
+    """What was given of the machine to plan for."""
+    return {name: getattr(given, name) for name in _OF_A_DRY_RUN if getattr(given, name) is not None}
+
+
+def _dry_run(given: argparse.Namespace) -> int:
+    from generative_recommenders.train.dry_run import DryRunArguments, dry_run
+
+    arguments = DryRunArguments(tuple(given.config), tuple(given.bind), **_asked_of_a_dry_run(given))
+    return dry_run(arguments, show if settings.get("RANK") in (None, 0) else lambda _line: None)
 
 
 def _not_loaded(exc: Exception) -> int:
@@ -78,6 +106,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = parser().parse_args(argv)
         if not given.config and not given.list_options:
             parser().error("--config is missing: give a gin file, for example configs/synthetic.gin")
+        if not given.dry_run and _asked_of_a_dry_run(given):
+            option = next(iter(_asked_of_a_dry_run(given))).replace("_", "-")
+            parser().error(f"--{option} plans for another machine: add --dry-run, or leave it out")
     except UserError as exc:
         _refuse(str(exc))
         raise SystemExit(2) from None
@@ -94,6 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if settings.get("RANK") in (None, 0):
             for warning in filter(None, [*settings.strangers(), settings.lonely_task()]):
                 complain(f"warning: {warning}")
+        if given.dry_run:
+            return _dry_run(given)
         return run(
             Arguments(
                 tuple(given.config), tuple(given.bind), given.run_name, given.runs_dir, given.device, given.resume

@@ -13,12 +13,16 @@ from generative_recommenders.data.dataset import RankingDataset
 from generative_recommenders.errors import UserError
 from generative_recommenders.modules.dlrm_hstu import DlrmHSTU, DlrmHSTUConfig, TaskConfig
 from generative_recommenders.modules.table_init import fill_table_rows_
-from generative_recommenders.train import agreement, randomness, sharding
+from generative_recommenders.train import agreement, randomness, sharding, workload
 from generative_recommenders.train.config import TASK_BITS, VALUE_TASKS, ModelConfig
 from generative_recommenders.train.datasets import FACTORIES
 from generative_recommenders.train.distributed import World
 from generative_recommenders.train.gin_files import RunConfig
+from generative_recommenders.train.memory_model import StepShape
 from generative_recommenders.train.optimizers import Optimizers, fuse_sparse_optimizer
+from generative_recommenders.train.plan import WIRE_BYTES, Load
+from generative_recommenders.train.plan_report import PlanReport
+from generative_recommenders.train.workload import Workload
 
 
 def open_dataset(config: RunConfig, world: World) -> RankingDataset:
@@ -104,11 +108,14 @@ def _task(name: str, dataset: RankingDataset) -> TaskConfig:
     return TaskConfig(name, "regression", label, label_scale=scale, label_center=center)
 
 
-def build_model(config: RunConfig, dataset: RankingDataset, world: World) -> tuple[torch.nn.Module, Optimizers]:
-    """The sharded model with its optimizers; weights depend on ``train.seed`` alone. A collective call."""
-    sizes = model_config(config.model, dataset)
-    if not _is_bound(config):
-        sizes = dataclasses.replace(sizes, backend=None)
+def build_model(
+    config: RunConfig, dataset: RankingDataset, world: World
+) -> tuple[torch.nn.Module, Optimizers, PlanReport]:
+    """The sharded model, its optimizers and the plan of its tables; weights depend on ``train.seed`` alone.
+
+    A collective call.
+    """
+    sizes = run_sizes(config, dataset)
     seed = randomness.stream_seed(config.train.seed, "weights")
     try:
         model = DlrmHSTU(sizes, device=world.device, embedding_device="meta", seed=seed)
@@ -116,14 +123,43 @@ def build_model(config: RunConfig, dataset: RankingDataset, world: World) -> tup
         raise UserError(_of_model(exc)) from None
     fuse_sparse_optimizer(sharding.table_parameters(model), config.optimizer)
     init = functools.partial(_init_shard, sizes=sizes, seed=seed)
-    has_limit = "table_rows_limit" in config.dataset_options
-    limit = f"{config.data.dataset}.table_rows_limit" if has_limit else None
-    sharded = sharding.shard(model, config.sharding, world, init, limit)
-    return sharded, Optimizers(sharded, config.optimizer)
+    work, dense = workload.of_dataset(dataset), dense_parameters(model)
+    load = step_load(config, sizes, work, dense, world.size, world.device.type)
+    planned = sharding.plan_tables(model, config.sharding, world, load)
+    sharded = sharding.shard(model, config.sharding, world, init, planned)
+    return sharded, Optimizers(sharded, config.optimizer), planned.report
+
+
+def run_sizes(config: RunConfig, dataset: RankingDataset | Workload) -> DlrmHSTUConfig:
+    """``model_config`` of a run: its ops name a backend only where ``backend_fallback`` says that they do."""
+    sizes = model_config(config.model, dataset)
+    return sizes if _is_bound(config) else dataclasses.replace(sizes, backend=None)
+
+
+def dense_parameters(model: DlrmHSTU) -> int:
+    """Elements of all parameters but the tables."""
+    tables = {id(parameter) for parameter in model.embedding_collection.parameters()}
+    return sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in tables)
+
+
+def step_load(config: RunConfig, sizes: DlrmHSTUConfig, work: Workload, dense: int, ranks: int, device: str) -> Load:
+    """What a training step of this run asks of a rank; ``dense``: elements of everything but the tables."""
+    samples = config.train.batch_size
+    shape = StepShape(
+        model=sizes,
+        samples=samples,
+        rows=work.batch_rows(samples),
+        dense_parameters=dense,
+        ranks=ranks,
+        wire_bytes=WIRE_BYTES[config.sharding.wire_precision],
+        half=sizes.autocast == "bfloat16" or (sizes.autocast == "auto" and device == "cuda"),
+    )
+    limit = "table_rows_limit" in config.dataset_options
+    return Load(work, shape, f"{config.data.dataset}.table_rows_limit" if limit else None)
 
 
 def backend_fallback(config: RunConfig) -> contextlib.AbstractContextManager[None]:
-    """``model.backend`` as strong as where it was said: bound with ``--bind`` each op call names it (``build_model``),
+    """``model.backend`` as strong as where it was said: bound with ``--bind`` each op call names it (``run_sizes``),
     which beats every variable; otherwise it stands in for ``HSTU_BACKEND`` here, which an op's own variable beats."""
     value = None if _is_bound(config) else config.model.backend
     return settings.fallback("HSTU_BACKEND", value, "option model.backend")

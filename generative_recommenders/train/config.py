@@ -20,11 +20,13 @@ TASK_BITS = {"listen_plus": 1, "like": 2, "skip": 4}
 # Regression tasks by name: the candidate's label, the unit it stands there in, and where predictions begin.
 VALUE_TASKS = {"rating": ("item_rating", 0.01, 3.5)}
 TASKS = (*TASK_BITS, *VALUE_TASKS)
-SHARDINGS = ("row_wise", "table_wise", "column_wise")
 # Whole numbers of options stay below it, so that sums of a few fit 64 bits.
 LARGEST = 2**62
 # FBGEMM's tables have rows of whole groups of four numbers; the LMSD op takes eight columns at a time.
 TABLE_WIDTH_MULTIPLE, LMSD_WIDTH_MULTIPLE = 4, 8
+# Layouts of a table over the devices; HOST leaves the layout to the planner and its rows in host memory.
+HOST = "host"
+SHARDINGS = ("row_wise", "table_wise", "column_wise", HOST)
 
 
 def option(
@@ -171,11 +173,19 @@ class ShardingConfig(Section):
 
     NAME: typing.ClassVar[str] = "sharding"
 
-    tables: dict = option({}, "table → row_wise, table_wise or column_wise; tables not named: the planner's choice")
+    tables: dict = option(
+        {}, "table → row_wise, table_wise, column_wise or host; tables not named: the planner's choice"
+    )
     wire_precision: str = option("float32", "of the embedding all-to-all", choices=("float32", "float16", "bfloat16"))
     dedup_indices: bool = option(False, "look up each id of a batch once per rank")
     hbm_cap_gb: float = option(
         0.0, "memory per device that the planner may fill; 0: all of a GPU", low=0.0, environment="HSTU_HBM_CAP_GB"
+    )
+    headroom_gb: float = option(
+        8.0, "of a GPU, left free for what the allocator cannot use; an eighth of a GPU at most", low=0.0
+    )
+    host_memory_gb: float = option(
+        0.0, "host memory, per host, for tables that the GPUs do not hold; 0: none goes there by itself", low=0.0
     )
 
     def check(self) -> None:

@@ -31,7 +31,7 @@ FREE_ON_RESUME = frozenset(
     "train.beat_baseline train.max_gap_to_best train.eval_batch_size checkpoint.every_steps "
     "checkpoint.every_windows checkpoint.every_seconds checkpoint.at_end checkpoint.keep checkpoint.load "
     "checkpoint.match_ids checkpoint.load_optimizer checkpoint.partial "
-    "sharding.tables sharding.hbm_cap_gb".split()
+    "sharding.tables sharding.hbm_cap_gb sharding.headroom_gb sharding.host_memory_gb".split()
 )
 
 # Of a data set's own options: where it lies, which says nothing about what it is, and how fast it is read.

@@ -38,6 +38,7 @@ from generative_recommenders.train.loop import Trainer, evaluation_schedule
 from generative_recommenders.train.meeting import NotMet, meet
 from generative_recommenders.train.metrics import RegressionResult
 from generative_recommenders.train.mlperf import EvalSchedule, MlperfLog, departures
+from generative_recommenders.train.plan_report import PlanReport, compact_lines
 from generative_recommenders.train.reporting import Reporter
 from generative_recommenders.train.run_folder import Result, RunFolder, claim, way_on, write_atomically
 from generative_recommenders.train.signals import Stopped, StopSignals
@@ -179,7 +180,7 @@ class _Attempt:
 
     def _trainer(self, dataset: RankingDataset, signals: StopSignals) -> Trainer:
         config, world, folder = self.config, self.world, self.folder
-        model, optimizers = build.build_model(config, dataset, world)
+        model, optimizers, plan = build.build_model(config, dataset, world)
         terminal = Terminal() if self.is_main else None
         self.reporter = reporter = Reporter(world, folder if self.is_main else None, terminal, self.started)
         checkpointer = Checkpointer(folder.checkpoints, config.checkpoint.keep, config, world, dataset)
@@ -208,11 +209,13 @@ class _Attempt:
             self.folder.write_result(self.result)  # only now in place of what a resumed run had reached
             terminal.start(reporter.total_samples)
             folder.start(config.to_gin(), trainer.progress if self.resuming else None)
-            self._introduce(dataset, trainer, found)
+            self._introduce(dataset, trainer, plan, found)
             self.mlperf.begin(config, self._mlperf_figures(dataset, trainer), trainer.progress if found else None)
         return trainer
 
-    def _introduce(self, dataset: RankingDataset, trainer: Trainer, resumed: pathlib.Path | None) -> None:
+    def _introduce(
+        self, dataset: RankingDataset, trainer: Trainer, plan: PlanReport, resumed: pathlib.Path | None
+    ) -> None:
         world, terminal = self.world, self.terminal
         terminal.configuration(self.config.values(), self.config.sources)
         for note in dataset.notes:
@@ -227,6 +230,8 @@ class _Attempt:
         )
         terminal.print(f"model: {parameters:,} dense parameters, {rows:,} rows of embedding tables")
         terminal.print(f"{world.size} x {world.device.type}, run folder {self.folder.path}")
+        for line in compact_lines(plan):
+            terminal.print(line)
         meter = trainer.meter
         terminal.print(f"{SHARES_NOTE}; {MFU_NOTE if meter.peak is not None else meter.why_no_peak}")
         if meter.peak is not None:

@@ -6,6 +6,7 @@ values at the shard's place, so that every plan and every number of ranks starts
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -13,27 +14,23 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torch import nn
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
-from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
-from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from generative_recommenders import settings
 from generative_recommenders.errors import UserError
-from generative_recommenders.modules.table_names import feature_of_table, table_name
-from generative_recommenders.train.config import ShardingConfig
+from generative_recommenders.modules.table_names import feature_of_table
+from generative_recommenders.train.config import HOST, ShardingConfig
 from generative_recommenders.train.distributed import World
 from generative_recommenders.train.gin_files import nearest
+from generative_recommenders.train.hardware import DEVICE_KINDS, GIB
+from generative_recommenders.train.plan import Load, Machine, Planner, Solution, tables_of
+from generative_recommenders.train.plan_report import PlanReport, report
 
 # Writes the initial values of one shard: (table name, shard [rows, columns], first row, first column).
 ShardInit = Callable[[str, torch.Tensor, int, int], None]
-
-# What the planner chooses from. Column-wise shards split a row, and row-wise Adagrad then keeps a sum per piece.
-UNASKED = ("row_wise", "table_wise")
 
 _WIRE = {"float16": CommType.FP16, "bfloat16": CommType.BF16}
 
@@ -52,15 +49,23 @@ def _collections(model: nn.Module) -> list[EmbeddingCollection]:
     return [module for module in model.modules() if isinstance(module, EmbeddingCollection)]
 
 
+@dataclasses.dataclass(frozen=True)
+class TablePlan:
+    """TorchRec's plan of all tables, and the same in figures."""
+
+    plan: ShardingPlan
+    report: PlanReport
+
+
 def shard(
-    model: nn.Module, config: ShardingConfig, world: World, init: ShardInit, limit_option: str | None = None
+    model: nn.Module, config: ShardingConfig, world: World, init: ShardInit, planned: TablePlan | None = None
 ) -> DistributedModelParallel:
-    """Plan, shard and initialise; a collective call.
+    """Shard and initialise; a collective call.
 
     Args:
         model: tables on the meta device, everything else with its initial values.
         init: fills one shard of one table in place.
-        limit_option: full name of the data set's option that makes tables smaller, for the message if they do not fit.
+        planned: what ``plan_tables`` made of it; ``None`` plans here, by the tables' sizes alone.
 
     Raises:
         UserError: an override names an unknown table, or the tables do not fit.
@@ -70,13 +75,13 @@ def shard(
     for collection in _collections(model):
         for table in collection.embedding_configs():
             table.init_fn = _leave_as_is  # TorchRec would call it on a shard without saying which
-    sharders = [_sharder(config, world)]
-    plan = make_plan(model, config, world, sharders, limit_option)
+    planned = planned or plan_tables(model, config, world)
+    in_host = any(table.placement == HOST for table in planned.report.tables)
     sharded = DistributedModelParallel(
         module=model,
         device=world.device,
-        plan=plan,
-        sharders=sharders,
+        plan=planned.plan,
+        sharders=[make_sharder(config, world.size, in_host)],
         # A batch may take another path through the last layer than the one before it: no static graph.
         data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False),
     )
@@ -88,54 +93,84 @@ def _leave_as_is(_weight: torch.Tensor) -> None:
     pass
 
 
-def _sharder(config: ShardingConfig, world: World) -> EmbeddingCollectionSharder:
+def make_sharder(config: ShardingConfig, ranks: int, host_tables: bool = False) -> EmbeddingCollectionSharder:
+    """How TorchRec shards the collection; ``host_tables``: whether any of its tables is in host memory."""
     codecs = None
-    if config.wire_precision != "float32" and world.size > 1:
+    if config.wire_precision != "float32" and ranks > 1:
         wire = _WIRE[config.wire_precision]
         codecs = get_qcomm_codecs_registry(QCommsConfig(forward_precision=wire, backward_precision=wire))
+    fused: dict[str, object] = {"bounds_check_mode": BoundsCheckMode.FATAL}  # a wrong id is an error, not row 0
+    if host_tables:  # page-locked memory: what the driver moves by itself can hang a shared card
+        fused["uvm_host_mapped"] = True
     return EmbeddingCollectionSharder(
-        fused_params={"bounds_check_mode": BoundsCheckMode.FATAL},  # an id outside its table is an error, not row 0
+        fused_params=fused,
         qcomm_codecs_registry=codecs,
         use_index_dedup=config.dedup_indices,
     )
 
 
-def make_plan(
-    model: nn.Module, config: ShardingConfig, world: World, sharders: list, limit_option: str | None = None
-) -> ShardingPlan:
-    """The planner's choice under the overrides of ``config.tables``, the same on every rank."""
-    tables = table_names(model)
-    for name in config.tables:
-        if name not in tables:
-            raise UserError(f"sharding.tables names {name!r}: no such table{nearest(name, tables)}")
-    constraints = {
-        table_name(name): ParameterConstraints(
-            sharding_types=[config.tables[name]] if name in config.tables else list(UNASKED),
-            compute_kernels=[EmbeddingComputeKernel.FUSED.value],
-        )
-        for name in tables
-    }
-    cap = int(config.hbm_cap_gb * 2**30) or _device_memory(world.device)
-    on_gpu = world.device.type == "cuda"
-    topology = Topology(
-        world_size=world.size,
-        compute_device=world.device.type,
-        hbm_cap=cap if on_gpu else None,
-        ddr_cap=None if on_gpu else cap,
-        local_world_size=settings.get("LOCAL_WORLD_SIZE") or world.size,
-    )
-    planner = EmbeddingShardingPlanner(
-        topology=topology, constraints=constraints, storage_reservation=FixedPercentageStorageReservation(0.15)
-    )
-    try:
-        return planner.collective_plan(model, sharders, torch.distributed.group.WORLD)
-    except PlannerError as exc:
-        reason = str(exc).strip().splitlines()[0]
-        smaller = "take fewer features" if limit_option is None else f"hash the tables of crosses down ({limit_option})"
+def plan_tables(model: nn.Module, config: ShardingConfig, world: World, load: Load | None = None) -> TablePlan:
+    """The planner's choice under the overrides of ``config.tables``, the same on every rank; a collective call.
+
+    Args:
+        load: what a step asks of a rank; ``None`` plans by the tables' sizes alone and reserves nothing beside them.
+    """
+    check_names(config, model)
+    tables, machine = tables_of(model), machine_of(config, world)
+    # Rank 0 alone plans. What it cannot do it tells the others, who would wait for a plan.
+    planner = Planner(tables, config, machine, load)
+    mine = planner.solve(model, [make_sharder(config, world.size)]) if world.is_main else Solution(None)
+    solution = world.gather(mine)[0]
+    if solution.plan is None:
+        smaller = "" if load is None or load.limit_option is None else f", hash crosses down with {load.limit_option}"
         raise UserError(
-            f"the tables do not fit {world.size} x {world.device.type}: {reason}; add devices, raise "
-            f"sharding.hbm_cap_gb, or {smaller}"
-        ) from None
+            f"the tables do not fit {world.size} x {world.device.type}: {solution.problem}; add devices, raise "
+            f"sharding.hbm_cap_gb{smaller}, or see what would fit with --dry-run"
+        )
+    return TablePlan(solution.plan, report(solution.plan, tables, machine, load, solution.cache_share))
+
+
+def check_names(config: ShardingConfig, model: nn.Module) -> None:
+    """Raise ``UserError`` if ``config.tables`` names a table that the model does not have."""
+    names = table_names(model)
+    for name in config.tables:
+        if name not in names:
+            raise UserError(f"sharding.tables names {name!r}: no such table{nearest(name, names)}")
+
+
+def check_host_memory(config: ShardingConfig, host_memory: int) -> None:
+    """Raise ``UserError`` if a table is sent to host memory of which there is none."""
+    sent = [name for name, where in config.tables.items() if where == HOST]
+    if sent and not host_memory:
+        raise UserError(
+            f"sharding.tables sends {sent[0]!r} to host memory: say how much tables may take of it with "
+            "sharding.host_memory_gb"
+        )
+
+
+def machine_of(config: ShardingConfig, world: World) -> Machine:
+    """This run's devices as the planner sees them.
+
+    Raises:
+        UserError: host memory is asked for where tables are in host memory anyhow.
+    """
+    on_gpu = world.device.type == "cuda"
+    for option, asked in (
+        ("host_memory_gb", config.host_memory_gb > 0),
+        ("tables", HOST in config.tables.values()),
+    ):
+        if asked and not on_gpu:
+            raise UserError(f"sharding.{option} asks for tables in host memory, where a CPU's are; leave it out")
+    cap = int(config.hbm_cap_gb * GIB) or _device_memory(world.device)
+    headroom = min(int(config.headroom_gb * GIB), cap // 8) if on_gpu else 0
+    local = settings.get("LOCAL_WORLD_SIZE") or world.size
+    host = int(config.host_memory_gb * GIB)
+    check_host_memory(config, host)
+    kind = None
+    if on_gpu:
+        found = torch.cuda.get_device_name(world.device)
+        kind = next((kind for kind in DEVICE_KINDS.values() if kind.name == found), None)
+    return Machine(world.device.type, world.size, local, cap, host, headroom, kind)
 
 
 def _device_memory(device: torch.device) -> int | None:

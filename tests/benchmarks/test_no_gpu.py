@@ -8,7 +8,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-NEED_NO_GPU = {"common", "data", "data_read", "default_job", "movielens", "summary", "targets_only_demo"}
+NEED_NO_GPU = {"common", "data", "data_read", "default_job", "movielens", "scaling", "summary", "targets_only_demo"}
 SCRIPTS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in NEED_NO_GPU)
 COMMANDS = [[f"benchmarks/{name}.py"] for name in SCRIPTS] + [["-m", "generative_recommenders.ops.attention.tune"]]
 

@@ -135,3 +135,29 @@ def test_one_command_for_start_and_restart_under_an_elastic_launcher(trainer_pro
     done = trainer_process(*arguments, "x", ranks=2, check=0)
     assert done.out.count("the run is finished, nothing to do") == 1
     assert (tmp_path / "runs/x/result.json").read_text() == before
+
+
+def test_tables_that_do_not_fit_are_said_once_by_two_ranks(trainer_process, small_config, tmp_path):
+    """Rank 0 alone plans: the other must not wait for a plan that never comes."""
+    config = small_config({"sharding.hbm_cap_gb": "1e-7"})
+    done = trainer_process("--config", config, "--run-name", "x", ranks=2)
+    assert done.code != 0
+    assert done.err.count("error: ") == 1 and "the tables do not fit 2 x cpu" in done.err
+    assert "RuntimeError" not in done.err and "Traceback" not in done.err.split("error: ")[0]
+    assert result_of(tmp_path / "runs" / "x")["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("sharding.host_memory_gb", "64.0"), ("sharding.tables", "{'uid': 'host'}")]
+)
+def test_host_memory_for_tables_that_are_there_anyhow_is_refused(small_config, tmp_path, capfd, option, value):
+    config = small_config({option: value})
+    assert main(["--config", config, "--device", "cpu", "--runs-dir", str(tmp_path / "runs")]) == 2
+    assert f"{option} asks for tables in host memory" in capfd.readouterr().err
+
+
+def test_the_plan_is_printed_at_the_start(small_config, tmp_path, capfd):
+    config = small_config({"train.max_steps": "1"})
+    assert main(["--config", config, "--device", "cpu", "--runs-dir", str(tmp_path / "runs")]) == 0
+    out = capfd.readouterr().out
+    assert "plan of 3 tables" in out and "rows of a sample: 9 in the mean, 10 in the fullest batch" in out
