@@ -8,7 +8,7 @@ a step looks up a few thousand rows, are capped at ``--table-rows`` so that they
 
 Every step gets a batch it has not seen, already on the device. Its items are drawn without replacement from the whole
 vocabulary, artists and albums follow from the item by a fixed map, labels are random: nothing can be learnt by heart,
-and the loss stays at 0.2 · ln 2 = 0.139. ``--returning`` is the share of history rows that return to another item of
+and the loss stays above 0.2 · ln 2 = 0.139. ``--returning`` is the share of history rows that return to another item of
 the same batch (Yambda's listeners do; 0: all distinct). Each variant (targets-only last layer on or off, recomputation
 on or off) gives one record per share, with its peak memory.
 """

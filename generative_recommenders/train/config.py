@@ -22,8 +22,9 @@ VALUE_TASKS = {"rating": ("item_rating", 0.01, 3.5)}
 TASKS = (*TASK_BITS, *VALUE_TASKS)
 # Whole numbers of options stay below it, so that sums of a few fit 64 bits.
 LARGEST = 2**62
-# FBGEMM's tables have rows of whole groups of four numbers; the LMSD op takes eight columns at a time.
-TABLE_WIDTH_MULTIPLE, LMSD_WIDTH_MULTIPLE = 4, 8
+# FBGEMM's tables have rows of whole groups of four numbers, on a GPU 2048 at most; the LMSD op takes eight columns at a
+# time.
+TABLE_WIDTH_MULTIPLE, MOST_TABLE_WIDTH, LMSD_WIDTH_MULTIPLE = 4, 2048, 8
 # Layouts of a table over the devices; HOST leaves the layout to the planner and its rows in host memory.
 HOST = "host"
 SHARDINGS = ("row_wise", "table_wise", "column_wise", HOST)
@@ -241,9 +242,15 @@ class ModelConfig(Section):
     tasks: tuple = option(
         ("listen_plus",), "what to predict, first the one that counts: listen_plus, like, skip; rating"
     )
-    hstu_embedding_dim: int = option(64, "model width D; a multiple of 4 unless embedding_dim is set", low=2, high=8192)
+    hstu_embedding_dim: int = option(
+        64, "model width D; a multiple of 4 up to 2048 unless embedding_dim is set", low=2, high=8192
+    )
     embedding_dim: int | None = option(
-        None, "width of the tables; None: D", low=TABLE_WIDTH_MULTIPLE, high=8192, multiple_of=TABLE_WIDTH_MULTIPLE
+        None,
+        "width of the tables; None: D",
+        low=TABLE_WIDTH_MULTIPLE,
+        high=MOST_TABLE_WIDTH,
+        multiple_of=TABLE_WIDTH_MULTIPLE,
     )
     hstu_num_layers: int = option(2, "STU layers", low=0, high=64)
     hstu_num_heads: int = option(2, "attention heads H", low=1, high=128)
@@ -332,6 +339,11 @@ class ModelConfig(Section):
             raise UserError(
                 f"model.hstu_embedding_dim = {self.hstu_embedding_dim}: is the width of the tables too, which must be "
                 f"a multiple of {TABLE_WIDTH_MULTIPLE}; give model.embedding_dim = {above} beside it, or take {above}"
+            )
+        if self.embedding_dim is None and self.hstu_embedding_dim > MOST_TABLE_WIDTH:
+            raise UserError(
+                f"model.hstu_embedding_dim = {self.hstu_embedding_dim}: is the width of the tables too, which end at "
+                f"{MOST_TABLE_WIDTH}; give model.embedding_dim = {MOST_TABLE_WIDTH} beside it"
             )
         value_width = self.hstu_num_heads * self.hstu_attn_linear_dim
         if self.hstu_num_layers and value_width % LMSD_WIDTH_MULTIPLE:

@@ -7,12 +7,13 @@ values at the shard's place, so that every plan and every number of ranks starts
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torch import nn
-from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed import DistributedModelParallel, dist_data
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
@@ -75,6 +76,7 @@ def shard(
     for collection in _collections(model):
         for table in collection.embedding_configs():
             table.init_fn = _leave_as_is  # TorchRec would call it on a shard without saying which
+    _keep_permutations()
     planned = planned or plan_tables(model, config, world)
     in_host = any(table.placement == HOST for table in planned.report.tables)
     sharded = DistributedModelParallel(
@@ -87,6 +89,30 @@ def shard(
     )
     _initialise_tables(sharded, init)
     return sharded
+
+
+def _keep_permutations() -> None:
+    """Let TorchRec make the order of features after an exchange once, not every step.
+
+    It copies these few numbers from pageable host memory, for which the host waits until the device has done all that
+    was queued. They follow from the layout and the ranks' batch sizes alone.
+    """
+    make = dist_data._get_recat
+    if hasattr(make, "cache_info"):
+        return
+
+    @functools.lru_cache(maxsize=256)
+    def kept(*arguments: object) -> object:
+        *others, sizes = arguments
+        return make(*others, None if sizes is None else list(sizes))
+
+    @functools.wraps(make)
+    def remembered(local_split, num_splits, stagger=1, device=None, batch_size_per_rank=None):
+        sizes = None if batch_size_per_rank is None else tuple(batch_size_per_rank)
+        return kept(local_split, num_splits, stagger, device, sizes)
+
+    remembered.cache_info = kept.cache_info
+    dist_data._get_recat = remembered
 
 
 def _leave_as_is(_weight: torch.Tensor) -> None:

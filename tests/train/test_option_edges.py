@@ -117,8 +117,13 @@ def test_beyond_an_edge_is_refused_with_the_range():
 
 @pytest.mark.parametrize("width", [1, 6, 30, 8191])
 def test_a_table_width_that_fbgemm_does_not_take_is_refused_with_the_widths_that_it_takes(small_config, width):
-    with pytest.raises(UserError, match=f"model.embedding_dim = {width}: expected .*4 to 8192, a multiple of 4"):
+    with pytest.raises(UserError, match=f"model.embedding_dim = {width}: expected .*4 to 2048, a multiple of 4"):
         gin_files.load([small_config()], [f"model.embedding_dim={width}"])
+
+
+def test_a_model_wider_than_a_table_can_be_asks_for_the_tables_width(small_config):
+    with pytest.raises(UserError, match="model.hstu_embedding_dim = 4096: .* give model.embedding_dim = 2048"):
+        gin_files.load([small_config()], ["model.hstu_embedding_dim=4096"])
 
 
 def test_widths_that_do_not_fit_each_other_work_with_another_beside_them(step):

@@ -27,12 +27,9 @@ def sync_debug_mode():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("sharding", ["table_wise", "row_wise"])
 @pytest.mark.parametrize("targets_only", [False, True])
-def test_a_step_waits_for_nothing(small_config, gpu_world, sync_debug_mode, sharding, targets_only):
-    tables = dict.fromkeys(("uid", "item_id", "genre"), sharding)
-    options = {"sharding.tables": str(tables), "model.last_layer_targets_only": str(targets_only)}
-    config = gin_files.load([small_config({**OPTIONS, **options})])
+def test_a_step_waits_for_nothing(small_config, gpu_world, sync_debug_mode, targets_only):
+    config = gin_files.load([small_config({**OPTIONS, "model.last_layer_targets_only": str(targets_only)})])
     dataset = datasets.FACTORIES["tiny"]()
     model, optimizers, *_ = build.build_model(config, dataset, gpu_world)
     reporter = types.SimpleNamespace(start=lambda progress: None)
