@@ -55,8 +55,6 @@ class LastLayerUse:
 
     num_layers: int
     full_embeddings: bool = False
-    listwise: bool = False
-    interleaved_targets: bool = False
 
 
 NOT_CONSULTED = LastLayerDecision(False, "targets-only is off", "full")
@@ -190,7 +188,5 @@ def static_blockers(layer: STULayerConfig | None, use: LastLayerUse) -> list[str
         ),
         (layer.is_inference, "the layer was built in inference mode (set is_inference=False)"),
         (use.full_embeddings, "full embeddings are requested (set return_full_embeddings=False)"),
-        (use.listwise, "training is listwise (train pointwise)"),
-        (use.interleaved_targets, "targets are interleaved with the history (place them at the end)"),
     )
     return [text for blocked, text in checks if blocked]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pathlib
 import re
@@ -14,6 +13,7 @@ from generative_recommenders.errors import UserError
 from generative_recommenders.modules.dlrm_hstu import DlrmHSTU
 from generative_recommenders.paths import user_path
 from generative_recommenders.train.gin_files import RunConfig
+from generative_recommenders.train.progress import Progress
 
 # 1: before checkpoints said what the rows of their tables stand for (``data``); read as well.
 FORMAT = 2
@@ -25,24 +25,6 @@ NAME = re.compile(rf"step_(\d+)({re.escape(REPLACED)})?")
 MEANING = """hstu_num_heads hstu_attn_qk_dim hstu_attn_linear_dim max_seq_len attn_norm postprocessor causal
     target_aware max_attn_len contextual_seq_len use_group_norm""".split()
 SHOWN = 3  # options in a message
-
-
-@dataclasses.dataclass
-class Progress:
-    """Where a run stands: what the loop counts and what it has seen. Saved in ``meta.json``.
-
-    ``seconds`` of training alone, ``seconds_in_all`` of everything, both from the run's beginning.
-    """
-
-    step: int = 0
-    samples: int = 0
-    phase: int = 0
-    samples_in_phase: int = 0
-    samples_at_last_eval: int = -1
-    logged_step: int = 0
-    best_auc: float | None = None
-    seconds: float = 0.0
-    seconds_in_all: float = 0.0
 
 
 def newest(folder: pathlib.Path) -> pathlib.Path | None:

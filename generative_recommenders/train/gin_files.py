@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
-import hashlib
 import importlib.util  # noqa: F401  (gin uses importlib.util without importing it)
 import inspect
-import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import gin
 
@@ -24,6 +21,7 @@ from generative_recommenders.errors import UserError
 from generative_recommenders.paths import user_path
 from generative_recommenders.train import config as sections
 from generative_recommenders.train.datasets import FACTORIES, check_options, missing_package, parameters
+from generative_recommenders.train.spelling import nearest
 
 # Options that may differ between a checkpoint and the run that resumes it: they decide how long and how loud, not what.
 FREE_ON_RESUME = frozenset(
@@ -107,12 +105,6 @@ class RunConfig:
         of_data = SPEED_OF_DATA | (PLACES_OF_DATA if data_compared else frozenset())
         return FREE_ON_RESUME | {f"{self.data.dataset}.{name}" for name in of_data}
 
-    def fingerprint(self) -> str:
-        """Hash of what decides the numbers of a run, the data's content aside (``free_on_resume`` left out)."""
-        free = self.free_on_resume()
-        fixed = {name: value for name, value in self.values().items() if name not in free}
-        return hashlib.sha256(json.dumps(fixed, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
 
 def load(files: Sequence[str], bindings: Sequence[str] = ()) -> RunConfig:
     """Read gin files, the environment and command-line bindings (``"section.option=value"``), in rising precedence.
@@ -186,14 +178,6 @@ def option_names() -> list[str]:
     for factory in sorted(FACTORIES, key=lambda name: name != chosen):
         names += [f"{factory}.{parameter}" for parameter in parameters(factory)]
     return names
-
-
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """`` (did you mean X?)`` or nothing."""
-    valid = list(valid)
-    elsewhere = [v for v in valid if v.split(".")[-1] == name.split(".")[-1]]  # the right option of another section
-    close = elsewhere[:1] or difflib.get_close_matches(name, valid, n=1, cutoff=0.7)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _parse_file(path: str) -> None:

@@ -20,9 +20,10 @@ from torch.utils.tensorboard import SummaryWriter
 
 from generative_recommenders.errors import UserError
 from generative_recommenders.paths import user_path
-from generative_recommenders.train.checkpoint import Progress, newest
+from generative_recommenders.train.checkpoint_meta import newest
 from generative_recommenders.train.flops import Peak
 from generative_recommenders.train.gin_files import FREE_ON_RESUME
+from generative_recommenders.train.progress import Progress
 
 # Of the options that a resumed run may change, those that ask for something else than what the run has done.
 ASKED = frozenset(

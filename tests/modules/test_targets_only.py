@@ -133,8 +133,6 @@ BLOCKED = {
 }
 USES = {
     "full embeddings": dict(full_embeddings=True),
-    "listwise": dict(listwise=True),
-    "interleaved": dict(interleaved_targets=True),
     "stack is empty": dict(num_layers=0),
 }
 

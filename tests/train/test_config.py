@@ -141,7 +141,6 @@ def test_the_resolved_configuration_reloads_to_the_same_values(small_config, tmp
     saved.write_text(config.to_gin())
     again = gin_files.load([str(saved)])
     assert again.values() == config.values()
-    assert again.fingerprint() == config.fingerprint()
     every = {f"{s}.{f.name}" for s, c in sections.SECTIONS.items() for f in dataclasses.fields(c)}
     assert set(config.values()) >= every
 
