@@ -24,13 +24,16 @@ from generative_recommenders.modules.dlrm_config import RECOMPUTE_OPTIONS
 from generative_recommenders.modules.stu import STULayerConfig
 from generative_recommenders.ops.candidate_attention import COMPUTATIONS, TargetSummary, why_not_computation
 from generative_recommenders.ops.lmsd import supports_indexed_output_dropout
+from generative_recommenders.options import options_of
+from generative_recommenders.shared_options import RankerOptions
 
 logger = logging.getLogger(__name__)
 
-KNOB = "TRITON_HSTU_LAST_LAYER_TARGETS_ONLY"
-EVAL_KNOB = "TRITON_HSTU_TARGETS_ONLY_EVAL"
-SEVERAL_KNOB = "TRITON_HSTU_TARGETS_ONLY_SEVERAL_TARGETS"
-COMPUTATION_CHOICES = ("auto", *COMPUTATIONS)
+_OPTIONS = options_of(RankerOptions)
+KNOB = _OPTIONS["last_layer_targets_only"].variable.name
+EVAL_KNOB = _OPTIONS["targets_only_eval"].variable.name
+SEVERAL_KNOB = _OPTIONS["targets_only_several_targets"].variable.name
+COMPUTATION_CHOICES = _OPTIONS["targets_only_computation"].choices
 _BACKENDS = ("PYTORCH", "TRITON")
 
 
@@ -61,7 +64,7 @@ NOT_CONSULTED = LastLayerDecision(False, "targets-only is off", "full")
 
 
 class TargetsOnlyGate:
-    """Decides per batch; see the module's docstring.
+    """Decides per batch; see the module's docstring. Its options are those of ``RankerOptions``.
 
     Args:
         enabled: the knob.
@@ -75,10 +78,10 @@ class TargetsOnlyGate:
 
     def __init__(
         self,
-        enabled: bool = False,
-        eval_enabled: bool = True,
-        several_targets: bool = False,
-        computation: str = "auto",
+        enabled: bool = RankerOptions.last_layer_targets_only,
+        eval_enabled: bool = RankerOptions.targets_only_eval,
+        several_targets: bool = RankerOptions.targets_only_several_targets,
+        computation: str = RankerOptions.targets_only_computation,
     ) -> None:
         if computation not in COMPUTATION_CHOICES:
             raise ValueError(f"computation={computation!r} is not known: use {', '.join(COMPUTATION_CHOICES)}")
@@ -88,6 +91,16 @@ class TargetsOnlyGate:
         self.computation = computation
         self.last_decision: LastLayerDecision | None = None
         self._logged: set[str] = set()
+
+    @classmethod
+    def of(cls, options: RankerOptions) -> TargetsOnlyGate:
+        """The gate that a ranker's options describe."""
+        return cls(
+            enabled=options.last_layer_targets_only,
+            eval_enabled=options.targets_only_eval,
+            several_targets=options.targets_only_several_targets,
+            computation=options.targets_only_computation,
+        )
 
     def decide(
         self,

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from generative_recommenders.data.yambda.layout import cache_folder
 from generative_recommenders.errors import UserError
-from generative_recommenders.modules.dlrm_hstu import DlrmHSTUConfig
+from generative_recommenders.modules.dlrm_config import RECOMPUTE_OPTIONS, DlrmHSTUConfig
 from generative_recommenders.ops import encode, stu
 from generative_recommenders.ops.dispatch import BackendUnavailable
 from generative_recommenders.train import build, gin_files, sharding, workload
@@ -168,7 +168,7 @@ def _memory(outcome: Outcome) -> Iterator[str]:
 
 def recomputed(sizes: DlrmHSTUConfig) -> str:
     """Which recompute options are on, in words."""
-    names = [name for name in ("recompute_normed_x", "recompute_uvqk", "recompute_y") if getattr(sizes, name)]
+    names = [name for name in RECOMPUTE_OPTIONS if getattr(sizes, name)]
     last = sizes.recompute_last_layer
     if last is not None:
         names.append(f"last layer {'all three' if last else 'nothing'}")

@@ -195,8 +195,8 @@ def test_one_load_leaves_nothing_for_the_next(small_config):
 
 
 def test_every_environment_option_is_a_declared_knob():
-    names = [f.metadata["environment"] for c in sections.SECTIONS.values() for f in dataclasses.fields(c)]
-    assert {name for name in names if name} <= set(settings.knobs())
+    variables = [option.variable for option in sections.section_options().values()]
+    assert {variable.name for variable in variables if variable} <= set(settings.knobs())
 
 
 @pytest.mark.parametrize(
