@@ -115,9 +115,7 @@ def build_model(
 
     A collective call.
     """
-    sizes = model_config(config.model, dataset)
-    if not _is_bound(config):
-        sizes = dataclasses.replace(sizes, backend=None)
+    sizes = run_sizes(config, dataset)
     seed = randomness.stream_seed(config.train.seed, "weights")
     try:
         model = DlrmHSTU(sizes, device=world.device, embedding_device="meta", seed=seed)
@@ -130,6 +128,12 @@ def build_model(
     planned = sharding.plan_tables(model, config.sharding, world, load)
     sharded = sharding.shard(model, config.sharding, world, init, planned)
     return sharded, Optimizers(sharded, config.optimizer), planned.report
+
+
+def run_sizes(config: RunConfig, dataset: RankingDataset | Workload) -> DlrmHSTUConfig:
+    """``model_config`` of a run: its ops name a backend only where ``backend_fallback`` says that they do."""
+    sizes = model_config(config.model, dataset)
+    return sizes if _is_bound(config) else dataclasses.replace(sizes, backend=None)
 
 
 def dense_parameters(model: DlrmHSTU) -> int:
@@ -155,7 +159,7 @@ def step_load(config: RunConfig, sizes: DlrmHSTUConfig, work: Workload, dense: i
 
 
 def backend_fallback(config: RunConfig) -> contextlib.AbstractContextManager[None]:
-    """``model.backend`` as strong as where it was said: bound with ``--bind`` each op call names it (``build_model``),
+    """``model.backend`` as strong as where it was said: bound with ``--bind`` each op call names it (``run_sizes``),
     which beats every variable; otherwise it stands in for ``HSTU_BACKEND`` here, which an op's own variable beats."""
     value = None if _is_bound(config) else config.model.backend
     return settings.fallback("HSTU_BACKEND", value, "option model.backend")

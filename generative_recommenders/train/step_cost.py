@@ -41,11 +41,11 @@ def targets_only_decision(sizes: DlrmHSTUConfig) -> LastLayerDecision:
     last = sizes.layer_config(sizes.hstu_num_layers - 1) if sizes.hstu_num_layers else None
     use = LastLayerUse(num_layers=sizes.hstu_num_layers, full_embeddings=sizes.return_full_embeddings)
     with FakeTensorMode():
-        rows = gpu_rows(sizes)
+        rows = _gpu_rows(sizes)
         return gate.decide(last, use, True, rows, rows.new_empty(1, dtype=torch.int64), TargetSummary(1, 1, 1, 1))[0]
 
 
-def gpu_rows(sizes: DlrmHSTUConfig) -> torch.Tensor:
+def _gpu_rows(sizes: DlrmHSTUConfig) -> torch.Tensor:
     """Rows of the stack on a GPU that is not there."""
     dtype = torch.float32 if sizes.autocast == "float32" else torch.bfloat16
     return torch.empty(0, sizes.hstu_embedding_dim, dtype=dtype, device="cuda")
