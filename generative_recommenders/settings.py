@@ -8,12 +8,10 @@ what it may be. ``docs/knobs.md`` is generated from this registry.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import math
 import os
-from collections.abc import Iterator
 
 from generative_recommenders.errors import UserError
 from generative_recommenders.options import declared
@@ -108,39 +106,15 @@ def is_set(name: str) -> bool:
     return _REGISTRY[name].name in os.environ
 
 
-# Knob → (value, where it was said): what a configuration file says, below the environment.
-_FALLBACKS: dict[str, tuple[object, str]] = {}
-
-
-@contextlib.contextmanager
-def fallback(name: str, value: object, said_by: str) -> Iterator[None]:
-    """Inside, a (declared) knob that the environment does not set has this value (``None``: its default)."""
-    before = _FALLBACKS.copy()
-    if value is not None:
-        _FALLBACKS[_REGISTRY[name].name] = (value, said_by)
-    try:
-        yield
-    finally:
-        _FALLBACKS.clear()
-        _FALLBACKS.update(before)
-
-
-def source(name: str) -> str:
-    """Where a knob's value comes from, for messages."""
-    if not is_set(name) and name in _FALLBACKS:
-        return _FALLBACKS[name][1]
-    return f"environment variable {name}"
-
-
 def get(name: str) -> object:
-    """The knob's value: from the environment, else ``fallback``'s, else its default.
+    """The knob's value: from the environment, else its default.
 
     Raises ``KeyError`` for an undeclared name, ``UserError`` for a value that does not parse.
     """
     knob = _REGISTRY[name]
     text = os.environ.get(name)
     if text is None:
-        return _FALLBACKS.get(name, (knob.default, ""))[0]
+        return knob.default
     if text.strip() == "":
         raise UserError(f"environment variable {name} is set but empty: give it a value ({knob.bounds()}) or unset it")
     return knob.parse(text)

@@ -23,6 +23,7 @@ from generative_recommenders.errors import UserError
 from generative_recommenders.modules.dlrm_config import RECOMPUTE_OPTIONS
 from generative_recommenders.modules.stu import STULayerConfig
 from generative_recommenders.ops.candidate_attention import COMPUTATIONS, TargetSummary, why_not_computation
+from generative_recommenders.ops.dispatch import Preference, pack
 from generative_recommenders.ops.lmsd import supports_indexed_output_dropout
 from generative_recommenders.options import options_of
 from generative_recommenders.shared_options import RankerOptions
@@ -179,10 +180,11 @@ def static_blockers(layer: STULayerConfig | None, use: LastLayerUse) -> list[str
     if layer is None or use.num_layers == 0:
         return ["the stack is empty (set hstu_num_layers to 1 or more)"]
     kept = [name for name in RECOMPUTE_OPTIONS if not getattr(layer, name)]
+    named = "" if isinstance(layer.backend, Preference) else pack(layer.backend)  # a preference need not be served
     are_off = "is off" if len(kept) == 1 else "are off"
     checks = (
         (
-            layer.backend is not None and str(getattr(layer.backend, "value", layer.backend)).upper() not in _BACKENDS,
+            named and named.upper() not in _BACKENDS,
             f"kernel backend {layer.backend} has no targets-only path (set backend to {' or '.join(_BACKENDS)})",
         ),
         (layer.use_group_norm, "group norm is on (set use_group_norm=False)"),

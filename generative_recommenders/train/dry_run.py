@@ -29,7 +29,7 @@ from generative_recommenders.ops.dispatch import BackendUnavailable, Choice, exp
 from generative_recommenders.ops.encode.backends import ENCODE, EncodeShape
 from generative_recommenders.ops.lmsd.backends import LMSD
 from generative_recommenders.ops.lmsd.contract import LmsdConfig, LmsdShape
-from generative_recommenders.train import build, gin_files, sharding, workload
+from generative_recommenders.train import gin_files, sharding, workload
 from generative_recommenders.train.config import HOST
 from generative_recommenders.train.datasets import FACTORIES
 from generative_recommenders.train.gin_files import RunConfig
@@ -78,9 +78,8 @@ def dry_run(arguments: DryRunArguments, say: Callable[[str], None] = print) -> i
     setting = read_setting(arguments)
     outcome = plan(setting)
     try:
-        with build.backend_fallback(setting.config):
-            for line in picture(outcome):
-                say(line)
+        for line in picture(outcome):
+            say(line)
     except BackendUnavailable as exc:
         raise UserError(str(exc)) from None
     if outcome.plan is not None:

@@ -73,16 +73,15 @@ def _go(arguments: Arguments, record: RunRecord, signals: StopSignals) -> Finish
     record.take(place)
     if place.finished is not None:
         return NothingToDo(place.finished)
-    with build.backend_fallback(config):
-        dataset = build.open_dataset(config, record.world)
-        record.open(dataset)
-        trainer = _set_up(arguments, config, dataset, place, record, signals)
-        try:
-            _train_and_evaluate(trainer, signals)
-        finally:
-            record.take_figures(trainer)
-        reason = shortfall(config, dataset, trainer)
-        trainer.mlperf.end(trainer.progress.samples, success=reason is None)
+    dataset = build.open_dataset(config, record.world)
+    record.open(dataset)
+    trainer = _set_up(arguments, config, dataset, place, record, signals)
+    try:
+        _train_and_evaluate(trainer, signals)
+    finally:
+        record.take_figures(trainer)
+    reason = shortfall(config, dataset, trainer)
+    trainer.mlperf.end(trainer.progress.samples, success=reason is None)
     return Finished(reason)
 
 
