@@ -16,7 +16,7 @@ import torch
 
 from generative_recommenders.data.yambda.layout import cache_folder
 from generative_recommenders.errors import UserError
-from generative_recommenders.modules.dlrm_hstu import DlrmHSTUConfig
+from generative_recommenders.modules.dlrm_config import RECOMPUTE_OPTIONS, DlrmHSTUConfig
 from generative_recommenders.modules.targets_only import LastLayerDecision
 from generative_recommenders.ops import encode, stu
 from generative_recommenders.ops.attention import Projection
@@ -29,7 +29,7 @@ from generative_recommenders.ops.dispatch import BackendUnavailable, Choice, exp
 from generative_recommenders.ops.encode.backends import ENCODE, EncodeShape
 from generative_recommenders.ops.lmsd.backends import LMSD
 from generative_recommenders.ops.lmsd.contract import LmsdConfig, LmsdShape
-from generative_recommenders.train import build, gin_files, sharding, workload
+from generative_recommenders.train import gin_files, sharding, workload
 from generative_recommenders.train.config import HOST
 from generative_recommenders.train.datasets import FACTORIES
 from generative_recommenders.train.gin_files import RunConfig
@@ -78,9 +78,8 @@ def dry_run(arguments: DryRunArguments, say: Callable[[str], None] = print) -> i
     setting = read_setting(arguments)
     outcome = plan(setting)
     try:
-        with build.backend_fallback(setting.config):
-            for line in picture(outcome):
-                say(line)
+        for line in picture(outcome):
+            say(line)
     except BackendUnavailable as exc:
         raise UserError(str(exc)) from None
     if outcome.plan is not None:
@@ -178,7 +177,7 @@ def _memory(outcome: Outcome) -> Iterator[str]:
 
 def recomputed(sizes: DlrmHSTUConfig) -> str:
     """Which recompute options are on, in words."""
-    names = [name for name in ("recompute_normed_x", "recompute_uvqk", "recompute_y") if getattr(sizes, name)]
+    names = [name for name in RECOMPUTE_OPTIONS if getattr(sizes, name)]
     last = sizes.recompute_last_layer
     if last is not None:
         names.append(f"last layer {'all three' if last else 'nothing'}")

@@ -37,12 +37,7 @@ def step_flops(sizes: DlrmHSTUConfig, samples: int, rows: float, computation: st
 
 def targets_only_decision(sizes: DlrmHSTUConfig) -> LastLayerDecision:
     """What the gate would decide for a training batch of one candidate per sequence on a GPU."""
-    gate = TargetsOnlyGate(
-        sizes.last_layer_targets_only,
-        sizes.targets_only_eval,
-        sizes.targets_only_several_targets,
-        sizes.targets_only_computation,
-    )
+    gate = TargetsOnlyGate.of(sizes)
     last = sizes.layer_config(sizes.hstu_num_layers - 1) if sizes.hstu_num_layers else None
     use = LastLayerUse(num_layers=sizes.hstu_num_layers, full_embeddings=sizes.return_full_embeddings)
     with FakeTensorMode():
