@@ -23,12 +23,12 @@ def online_baseline(
     The lean of a user after n events with s positives, at running mean m of all events: s + 5 m over n + 5, the mean
     shrunk towards m, minus m. That is (s - n m) / (n + 5); the same for an item.
     """
-    seen = {"user": defaultdict(lambda: [0, 0]), "item": defaultdict(lambda: [0, 0])}
+    seen: dict[str, dict[int, list[int]]] = {"user": defaultdict(lambda: [0, 0]), "item": defaultdict(lambda: [0, 0])}
     total = [0, 0]
     scores = np.zeros(len(times))
     order = sorted(range(len(times)), key=times.__getitem__)
-    for _, group in itertools.groupby(order, key=times.__getitem__):
-        group = list(group)
+    for _, events in itertools.groupby(order, key=times.__getitem__):
+        group = list(events)
         mean = total[0] / total[1] if total[1] else 0.5
         for event in group:
             for counts in (seen["user"][users[event]], seen["item"][items[event]]):

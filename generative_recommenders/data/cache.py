@@ -23,6 +23,7 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -178,7 +179,9 @@ class EventCache:
         """Map a prepared cache. ``UserError`` if it is absent, incomplete, of another version or of the wrong size."""
         folder = user_path(path)
         manifest = read_manifest(folder)
-        columns = {name: _map_column(folder, name, entry) for name, entry in manifest["columns"].items()}
+        columns: dict[str, Any] = {
+            name: _map_column(folder, name, entry) for name, entry in manifest["columns"].items()
+        }
         missing = [name for name in COLUMN_TYPES if name not in columns]
         if missing:
             raise UserError(f"{folder / MANIFEST} lists no column {missing[0]!r}: prepare the cache again")
@@ -226,7 +229,8 @@ def cache_from_events(
     offsets = np.zeros(len(user_ids) + 1, np.int64)
     np.cumsum(np.bincount(user_number, minlength=len(user_ids)), out=offsets[1:])
     times, sorted_bits = columns["time"][order].astype(np.uint32), columns["bits"][order].astype(np.uint8)
-    tables, raw = {}, {"uid": user_ids, "item_id": item_ids}
+    tables: dict[str, np.ndarray] = {}
+    raw: dict[str, Sequence[int] | Sequence[str] | np.ndarray] = {"uid": user_ids, "item_id": item_ids}
     for name, mapping in (attributes or {}).items():
         tables[name], raw[name] = _dense_attribute(item_ids, mapping)
     raw |= {name: ids for name, (ids, _) in renumbered.items()}
@@ -341,8 +345,8 @@ def _dense_attribute(
 ) -> tuple[np.ndarray, Sequence[int] | Sequence[str]]:
     """u32 [V], and the original ids in the order of the dense ones."""
     raw = [mapping.get(int(item)) for item in item_ids]
-    known = sorted({value for value in raw if value is not None})
-    number = {value: index + 1 for index, value in enumerate(known)}
+    known: list = sorted({value for value in raw if value is not None})
+    number: dict[int | str | None, int] = {value: index + 1 for index, value in enumerate(known)}
     table = np.array([0] + [number.get(value, 0) for value in raw], dtype=np.uint32)
     return table, known
 

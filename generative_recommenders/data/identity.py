@@ -51,7 +51,7 @@ class Vocabulary:
     @functools.cached_property
     def fingerprint(self) -> str:
         """sha256 of kind (whole numbers, text) and raw ids in the order of their rows; hexadecimal."""
-        return self.recorded or self.prefix(self.rows)
+        return self.recorded or fingerprint_of(self.read(), self.rows - 1)
 
     @functools.cached_property
     def kind(self) -> str | None:
@@ -160,7 +160,7 @@ class DataIdentity:
 def identity_of(dataset: RankingDataset) -> DataIdentity:
     """The identity of a data set; reads no column of a prepared cache."""
     cache, schema, history = dataset.cache, dataset.schema, dataset.reader.history
-    tables = {}
+    tables: dict[str, Vocabulary | UnknownIds | CrossedIds] = {}
     for name, rows in schema.table_rows.items():
         if is_cross(name):
             parts = cross_parts(name)
@@ -201,7 +201,7 @@ def content_of_columns(columns: Mapping[str, np.ndarray], other: object) -> str:
     entries = []
     for name, column in sorted(columns.items()):
         data = np.ascontiguousarray(column)
-        entries.append((name, data.dtype.str, len(data), hashlib.sha256(memoryview(data).cast("B")).hexdigest()))
+        entries.append((name, data.dtype.str, len(data), hashlib.sha256(data.data.cast("B")).hexdigest()))
     return _digest("columns", entries, other)
 
 
@@ -239,7 +239,7 @@ def _update_text(lengths: hashlib._Hash, values: hashlib._Hash, piece: pyarrow.A
     """Hash the lengths and the bytes of texts apart, so that no two lists of texts look alike."""
     _, offsets, text = piece.buffers()
     ends = np.frombuffer(offsets, np.int64)[piece.offset : piece.offset + len(piece) + 1]
-    lengths.update(np.diff(ends).astype("<i8"))
+    lengths.update(np.diff(ends).astype("<i8").data)
     if text is not None:
         values.update(memoryview(text)[ends[0] : ends[-1]])
 

@@ -237,9 +237,10 @@ def _year(text: str | None) -> int | None:
 def _of_users(cache: EventCache, table: Mapping[int, int | str]) -> tuple[np.ndarray, Vocabulary]:
     """u32 [E], the user's attribute as a dense id at each event (0 unknown), and what those ids stand for."""
     values = [table.get(user) for user in cache.user_ids.tolist()]
-    number = {value: index + 1 for index, value in enumerate(sorted({v for v in values if v is not None}))}
+    known: list = sorted({value for value in values if value is not None})
+    number: dict[int | str | None, int] = {value: index + 1 for index, value in enumerate(known)}
     dense = np.array([number.get(value, 0) for value in values], np.uint32)
-    return dense[cache.user_of(np.arange(cache.num_events))], Vocabulary.of(list(number))
+    return dense[cache.user_of(np.arange(cache.num_events))], Vocabulary.of(known)
 
 
 def _recbole_folder() -> pathlib.Path:
@@ -272,7 +273,7 @@ class _File:
         """float64 [lines], finite."""
         values = self._cast(column)
         if values.null_count():
-            raise self._fault(column, int(values.is_null().arg_max()), "an empty field is not a number")
+            raise self._fault(column, _first(values.is_null()), "an empty field is not a number")
         return values.to_numpy()
 
     def whole(self, column: str) -> np.ndarray:
@@ -294,7 +295,7 @@ class _File:
         values = self._cast(column)
         wrong = ((values != values.floor()) | (values < 0) | (values >= 2**53)).fill_null(False)
         if wrong.any():
-            line = int(wrong.arg_max())
+            line = _first(wrong)
             raise self._fault(column, line, f"{values[line]:g} is not a whole number from 0 on")
         return values.cast(pl.Int64).to_list()
 
@@ -304,12 +305,17 @@ class _File:
         values = texts.cast(pl.Float64, strict=False)
         wrong = texts.is_not_null() & ~values.is_finite().fill_null(False)
         if wrong.any():
-            line = int(wrong.arg_max())
+            line = _first(wrong)
             raise self._fault(column, line, f"{texts[line]!r} is not a number")
         return values
 
     def _fault(self, column: str, row: int, reason: str) -> UserError:
         return UserError(f"{self.path}, column {column!r}, line {row + 2}: {reason}")
+
+
+def _first(wrong: pl.Series) -> int:
+    """Number of the first true value, where there is one."""
+    return wrong.to_list().index(True)
 
 
 def _read(path: pathlib.Path, separator: str, columns: Sequence[str]) -> pl.DataFrame:

@@ -47,6 +47,7 @@ def option(
     return dataclasses.field(default=default, metadata=about)
 
 
+@dataclasses.dataclass(frozen=True)
 class Section:
     """Base of the sections: checks types, ranges and choices of its fields on construction."""
 
@@ -63,7 +64,7 @@ class Section:
         """Conditions between fields; sections override it."""
 
 
-def convert(name: str, value: object, hint: object, about: Mapping) -> object:
+def convert(name: str, value: typing.Any, hint: object, about: Mapping) -> object:
     """The value in the field's type, or ``UserError`` naming the field, the value and what it may be."""
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if value is None and type(None) in kinds:

@@ -42,9 +42,9 @@ def options_table() -> str:
     """Sections and their options with default, range and meaning; data sets with their own options."""
     lines = []
     for name, section in SECTIONS.items():
-        lines.append(f"{name}: {inspect.cleandoc(section.__doc__).splitlines()[0]}")
+        lines.append(f"{name}: {(inspect.getdoc(section) or '').splitlines()[0]}")
         for field in dataclasses.fields(section):
-            default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+            default = getattr(section(), field.name)
             allowed = bounds(field.metadata)
             allowed = f" ({allowed})" if allowed else ""
             knob = f" [environment: {field.metadata['environment']}]" if field.metadata["environment"] else ""

@@ -126,7 +126,7 @@ class RunFolder:
                 break
         return rows
 
-    def add(self, kind: str, step: int, samples: int, figures: dict[str, object]) -> None:
+    def add(self, kind: str, step: int, samples: int, figures: Mapping[str, object]) -> None:
         """Append a row to ``metrics.jsonl`` and its numbers to TensorBoard. Non-finite numbers are written as null."""
         row = {"kind": kind, "step": step, "samples": samples, **figures}
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}

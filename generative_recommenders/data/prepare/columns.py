@@ -29,7 +29,7 @@ class ColumnWriter:
 
     def append(self, values: np.ndarray) -> None:
         """Write values of the column's own type at the end."""
-        data = memoryview(np.ascontiguousarray(values, dtype=self.dtype)).cast("B")
+        data = np.ascontiguousarray(values, dtype=self.dtype).data.cast("B")
         while data:
             data = data[self._file.write(data) :]
         self.length += len(values)

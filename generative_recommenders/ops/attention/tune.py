@@ -48,7 +48,7 @@ class Scratch:
         make = lambda width: torch.randn(rows, self.heads, width, device=self.device).to(self.dtype)
         self.q, self.k, self.v = make(self.d_qk), make(self.d_qk), make(self.d_v)
         self.dout, self.out = make(self.d_v), make(self.d_v)
-        self.grads = [torch.empty_like(t) for t in (self.q, self.k, self.v)]
+        self.dq, self.dk, self.dv = (torch.empty_like(t) for t in (self.q, self.k, self.v))
         offsets = torch.arange(self.batch + 1, device=self.device) * self.length
         self.call = AttentionCall(offsets, self.length, self.d_qk**-0.5, float(self.length))
 
@@ -56,7 +56,8 @@ class Scratch:
         """The launch that ``kernel`` decides the speed of (both backward kernels run in one launch)."""
         if kernel == "forward":
             return lambda: triton_launch.launch_forward(self.q, self.k, self.v, self.out, self.call)
-        return lambda: triton_launch.launch_backward(self.dout, self.q, self.k, self.v, *self.grads, self.call)
+        buffers = self.dout, self.q, self.k, self.v, self.dq, self.dk, self.dv
+        return lambda: triton_launch.launch_backward(*buffers, self.call)
 
 
 def tune(
