@@ -131,10 +131,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is out of date")
     if parser.parse_args().check:
-        current = PAGE.exists() and PAGE.read_text() == render()
+        current = PAGE.exists() and PAGE.read_text(encoding="utf-8") == render()
         print("docs/scaling.md is current" if current else "docs/scaling.md is out of date: run benchmarks/scaling.py")
         return 0 if current else 1
-    PAGE.write_text(render())
+    PAGE.write_text(render(), encoding="utf-8")
     print(f"wrote {PAGE.relative_to(ROOT)}")
     return 0
 

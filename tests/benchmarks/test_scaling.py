@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 )
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_rows_of_the_page_are_current(host, heading, ranks):
-    section = scaling.PAGE.read_text().split(heading, 1)[1].split("\n## ")[0]
+    section = scaling.PAGE.read_text(encoding="utf-8").split(heading, 1)[1].split("\n## ")[0]
     line = next(line for line in section.splitlines() if line.startswith(f"| {ranks} |"))
     cells = [scaling.cell(scaling.setting_of(ranks, size, host)) for size in scaling.DEVICES]
     assert line == f"| {ranks} | " + " | ".join(cells) + " |"

@@ -20,7 +20,7 @@ def load_and_save(out, config, bindings, world, touch=False):
     """What was said of the load. ``touch``: first give every table and sum the value row + column / 1000 + 1."""
     options = gin_files.load([config], bindings)
     data = build.open_dataset(options, world)
-    model, optimizers = build.build_model(options, data, world)
+    model, optimizers, _ = build.build_model(options, data, world)
     said = None
     if options.checkpoint.load:
         said = checkpoint.load(resolve(options.checkpoint.load), model, optimizers, options, data, world)

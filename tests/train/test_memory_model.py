@@ -147,12 +147,12 @@ def test_the_preprocessor_keeps_these_bytes(recompute):
 @pytest.mark.parametrize(("samples", "rows", "longest"), [(1024, 2663, 4096), (4, 100, 4096), (16, 16384, 16384)])
 def test_room_for_slopes_is_what_the_backward_allocates(samples, rows, longest):
     pytest.importorskip("triton")
-    from generative_recommenders.ops.attention.attention import make_call
+    from generative_recommenders.ops.attention.call import AttentionCall
     from generative_recommenders.ops.attention.hopper_launch import SlopePlan
 
     config = DlrmHSTUConfig({"item_id": 1}, ("item_id",), max_seq_len=longest)
     offsets = torch.arange(samples + 1) * rows
-    call = make_call(offsets, offsets, longest, 1.0, 1.0, None, True, 0, 0)
+    call = AttentionCall(offsets, longest, 1.0, 1.0)
     tiles = SlopePlan.of(call, samples * rows, 4).tiles
     said = memory_model.slope_bytes(StepShape(config, samples, rows, 0), config.layer_config())
     assert said == tiles * 64 * 64 * 2

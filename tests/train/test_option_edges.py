@@ -70,7 +70,7 @@ def make_step(path, world):
 
     def run(*bindings):
         resolved = gin_files.load([path], bindings)
-        model, optimizers = build.build_model(resolved, dataset, world)
+        model, optimizers, _ = build.build_model(resolved, dataset, world)
         optimizers.start_step(0)
         out, _ = run_model(model.train(), batch(), world.device)
         out.loss.backward()
