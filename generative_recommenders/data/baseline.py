@@ -38,23 +38,3 @@ def online_baseline(
                 counts[0] += labels[event]
                 counts[1] += 1
     return scores
-
-
-def auc(labels: np.ndarray, scores: np.ndarray) -> float:
-    """Area under the ROC curve: the share of (positive, negative) pairs in the right order, ties counted half.
-
-    ``labels`` [N] of 0 and 1; nan unless both classes occur. Source: the Mann-Whitney U statistic.
-
-    Raises:
-        ValueError: a score is not a finite number, so it has no place in the order.
-    """
-    if not np.isfinite(scores).all():
-        raise ValueError("scores are not all finite numbers: they cannot be ranked")
-    labels = np.asarray(labels, dtype=bool)
-    positives = int(labels.sum())
-    negatives = len(labels) - positives
-    if not positives or not negatives:
-        return float("nan")
-    _, code, counts = np.unique(np.asarray(scores), return_inverse=True, return_counts=True)
-    rank = np.cumsum(counts) - (counts - 1) / 2
-    return float((rank[code][labels].sum() - positives * (positives + 1) / 2) / (positives * negatives))

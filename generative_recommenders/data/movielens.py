@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from generative_recommenders.data.baseline import auc, online_baseline
+from generative_recommenders.data.baseline import online_baseline
 from generative_recommenders.data.cache import EventCache, cache_from_events
 from generative_recommenders.data.crosses import cross_parts, is_cross, limit_rows
 from generative_recommenders.data.dataset import RankingDataset
@@ -29,6 +29,7 @@ from generative_recommenders.data.schema import LISTEN_PLUS, SKIP, FeatureSchema
 from generative_recommenders.data.windows import DAY, split_last_fraction
 from generative_recommenders.errors import UserError
 from generative_recommenders.paths import user_path
+from generative_recommenders.ranking import auc
 
 POSITIVE_RATING = 4.0
 #: Rows of the table of a cross; the ids crossed are small, so this is roomy.

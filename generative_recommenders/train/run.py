@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from generative_recommenders import disk, settings
 from generative_recommenders.data.dataset import RankingDataset
+from generative_recommenders.disk import write_atomically
 from generative_recommenders.errors import UserError
 from generative_recommenders.ops.dispatch import BackendUnavailable
 from generative_recommenders.paths import user_path
@@ -40,7 +41,7 @@ from generative_recommenders.train.metrics import RegressionResult
 from generative_recommenders.train.mlperf import EvalSchedule, MlperfLog, departures
 from generative_recommenders.train.plan_report import PlanReport, compact_lines
 from generative_recommenders.train.reporting import Reporter
-from generative_recommenders.train.run_folder import Result, RunFolder, claim, way_on, write_atomically
+from generative_recommenders.train.run_folder import Result, RunFolder, claim, way_on
 from generative_recommenders.train.signals import Stopped, StopSignals
 from generative_recommenders.train.verdict import closing_figures, shortfall
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 
 from torch.utils.tensorboard import SummaryWriter
 
+from generative_recommenders.disk import write_atomically
 from generative_recommenders.errors import UserError
 from generative_recommenders.paths import user_path
 from generative_recommenders.train.checkpoint import Progress, newest
@@ -50,17 +51,6 @@ class Result:
     peak: Peak | None = None
     rmse: dict[str, float] | None = None
     mae: dict[str, float] | None = None
-
-
-def write_atomically(path: pathlib.Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)  # cut off by a full disk, it is of no use
-        raise
 
 
 class RunFolder:

@@ -77,16 +77,6 @@ def sha256(path: pathlib.Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def replace_file(path: pathlib.Path, text: str) -> None:
-    """Write a small file so that it is either the old or the new one, whatever happens in between."""
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-
-
 def _header(dtype: np.dtype, length: int) -> bytes:
     text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({length},), }}".encode()
     return _PREFIX + text.ljust(HEADER_BYTES - len(_PREFIX) - 1) + b"\n"

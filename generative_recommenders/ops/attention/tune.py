@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import pathlib
 import sys
 from collections.abc import Callable
 
 import torch
 
+from generative_recommenders.disk import write_atomically
 from generative_recommenders.ops.attention import configs, triton_launch
 from generative_recommenders.ops.attention.call import AttentionCall
 from generative_recommenders.terminal import guarded, show
@@ -91,9 +91,7 @@ def store(found: dict[str, configs.LaunchConfig], path: pathlib.Path | None = No
     path.parent.mkdir(parents=True, exist_ok=True)
     configs.tuned_table.cache_clear()
     table = {key: dataclasses.asdict(value) for key, value in {**configs.tuned_table(), **found}.items()}
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_atomically(path, json.dumps(table, indent=1) + "\n")
     configs.tuned_table.cache_clear()
 
 
