@@ -57,7 +57,7 @@ class Begun:
 
 
 class RunRecord:
-    """A run passes ``meet`` → ``take`` → ``set_up`` → ``begin`` → ``close`` and may break anywhere in between.
+    """``take`` → ``open`` → ``set_up`` → ``begin`` → ``take_figures`` → ``close``; a run may ``fail`` between any two.
 
     Attributes:
         result: the content of ``result.json``.
