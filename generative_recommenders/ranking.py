@@ -17,7 +17,9 @@ def auc(labels: np.ndarray, scores: np.ndarray) -> float:
     scores, labels = np.asarray(scores), np.asarray(labels, dtype=bool)
     finite = np.isfinite(scores)
     if not finite.all():
-        raise ValueError(f"{np.count_nonzero(~finite)} of {scores.size} scores are not finite numbers: they cannot be ranked")
+        raise ValueError(
+            f"{np.count_nonzero(~finite)} of {scores.size} scores are not finite numbers: they cannot be ranked"
+        )
     positives = int(labels.sum())
     negatives = labels.size - positives
     if not positives or not negatives:

@@ -1,21 +1,22 @@
 """Environment knobs: every variable the package reads is declared here, typed, with range and default.
 
-This module is a leaf (standard library only) and the only place that reads ``os.environ``. A knob that is unset or
+This module loads no library and is the only place that reads ``os.environ``. A variable that sets an option is declared
+with it (``shared_options.py``). A knob that is unset or
 empty-handed falls back to its default; a value that does not parse is an error that names the variable, the value and
 what it may be. ``docs/knobs.md`` is generated from this registry.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import math
 import os
-from collections.abc import Iterator
 from typing import Any
 
 from generative_recommenders.errors import UserError
+from generative_recommenders.options import declared
+from generative_recommenders.shared_options import BACKEND_NAMES, HBM_CAP_GB, RankerOptions
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
@@ -27,7 +28,7 @@ class Knob:
 
     ``kind`` is ``bool``, ``int``, ``float`` or ``str``; ``default`` is returned when the variable is unset (``None``
     means "not set, decide elsewhere"). ``low`` and ``high`` bound numbers, ``choices`` lists the strings allowed
-    (compared without case).
+    (compared without case). ``ranks_may_differ``: it differs from process to process, or says how loud one is.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Knob:
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] | None = None
+    ranks_may_differ: bool = False
 
     def parse(self, text: str) -> object:
         """Turn the variable's text into a value, or raise ``UserError``."""
@@ -105,39 +107,15 @@ def is_set(name: str) -> bool:
     return _REGISTRY[name].name in os.environ
 
 
-# Knob → (value, where it was said): what a configuration file says, below the environment.
-_FALLBACKS: dict[str, tuple[object, str]] = {}
-
-
-@contextlib.contextmanager
-def fallback(name: str, value: object, said_by: str) -> Iterator[None]:
-    """Inside, a (declared) knob that the environment does not set has this value (``None``: its default)."""
-    before = _FALLBACKS.copy()
-    if value is not None:
-        _FALLBACKS[_REGISTRY[name].name] = (value, said_by)
-    try:
-        yield
-    finally:
-        _FALLBACKS.clear()
-        _FALLBACKS.update(before)
-
-
-def source(name: str) -> str:
-    """Where a knob's value comes from, for messages."""
-    if not is_set(name) and name in _FALLBACKS:
-        return _FALLBACKS[name][1]
-    return f"environment variable {name}"
-
-
 def get(name: str) -> Any:
-    """The knob's value: from the environment, else ``fallback``'s, else its default.
+    """The knob's value: from the environment, else its default.
 
     Raises ``KeyError`` for an undeclared name, ``UserError`` for a value that does not parse.
     """
     knob = _REGISTRY[name]
     text = os.environ.get(name)
     if text is None:
-        return _FALLBACKS.get(name, (knob.default, ""))[0]
+        return knob.default
     if text.strip() == "":
         raise UserError(f"environment variable {name} is set but empty: give it a value ({knob.bounds()}) or unset it")
     return knob.parse(text)
@@ -223,9 +201,18 @@ def share_cores_politely() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
-BACKEND_NAMES = ("PYTORCH", "TRITON", "CUDNN")
+def _of_option(field: dataclasses.Field) -> Knob:
+    """The variable that sets an option, as the option declares it."""
+    about = declared(field)
+    assert about.variable is not None
+    kind = str if field.default is None else type(field.default)
+    default = field.default if about.variable.shows_default else None
+    return Knob(about.variable.name, kind, default, about.variable.doc, about.low, about.high, about.choices)
 
-declare(Knob("HSTU_BACKEND", str, None, "Backend of every op that has no variable of its own.", choices=BACKEND_NAMES))
+
+_RANKER = {field.name: field for field in dataclasses.fields(RankerOptions)}
+
+declare(_of_option(_RANKER["backend"]))
 declare(Knob("HSTU_LMSD_BACKEND", str, None, "Backend of the LMSD op.", choices=BACKEND_NAMES))
 declare(Knob("HSTU_ATTENTION_BACKEND", str, None, "Backend of the attention op.", choices=BACKEND_NAMES[:2]))
 declare(Knob("HSTU_ENCODE_BACKEND", str, None, "Backend of what precedes the layers.", choices=BACKEND_NAMES[:2]))
@@ -238,39 +225,19 @@ declare(
         choices=BACKEND_NAMES[:2],
     )
 )
-declare(
-    Knob("TRITON_HSTU_LAST_LAYER_TARGETS_ONLY", bool, False, "Run the last layer for the candidate rows alone (exact).")
-)
-declare(
-    Knob("TRITON_HSTU_TARGETS_ONLY_EVAL", bool, True, "Whether evaluation may use the targets-only last layer too.")
-)
+for _name in _RANKER:
+    if _name != "backend" and declared(_RANKER[_name]).variable is not None:
+        declare(_of_option(_RANKER[_name]))
 declare(
     Knob(
-        "TRITON_HSTU_TARGETS_ONLY_SEVERAL_TARGETS",
+        "HSTU_TRACEBACK",
         bool,
         False,
-        "Admit batches with other than one target per sequence to the targets-only last layer.",
+        "Show the Python traceback of an error the trainer reports in one line.",
+        ranks_may_differ=True,
     )
 )
-declare(
-    Knob(
-        "TRITON_HSTU_TARGETS_ONLY_COMPUTATION",
-        str,
-        "auto",
-        "How the targets-only layer attends: absorbed (no keys or values), materialised, or the faster that can serve.",
-        choices=("auto", "absorbed", "materialised"),
-    )
-)
-declare(Knob("HSTU_TRACEBACK", bool, False, "Show the Python traceback of an error the trainer reports in one line."))
-declare(
-    Knob(
-        "HSTU_HBM_CAP_GB",
-        float,
-        None,
-        "Memory per device, in GB, that the sharding planner may fill with tables (option sharding.hbm_cap_gb).",
-        low=0.0,
-    )
-)
+declare(_of_option(HBM_CAP_GB))
 declare(
     Knob(
         "HSTU_JOIN_SECONDS",
@@ -279,6 +246,7 @@ declare(
         "Seconds that the processes of a run wait at its start for those that have not come; then all of them end.",
         low=0.1,
         high=86_400,
+        ranks_may_differ=True,
     )
 )
 declare(
@@ -290,14 +258,36 @@ declare(
         "itself, without a checkpoint.",
         low=0.1,
         high=86_400,
+        ranks_may_differ=True,
     )
 )
-declare(Knob("RANK", int, None, "This process's number, set by torchrun.", low=0))
+declare(Knob("RANK", int, None, "This process's number, set by torchrun.", low=0, ranks_may_differ=True))
 declare(Knob("WORLD_SIZE", int, None, "Number of processes, set by torchrun.", low=1))
-declare(Knob("LOCAL_RANK", int, None, "This process's number on its host, set by torchrun.", low=0))
-declare(Knob("LOCAL_WORLD_SIZE", int, None, "Number of processes on this host, set by torchrun.", low=1))
-declare(Knob("MASTER_ADDR", str, None, "Host of the processes' meeting point, set by torchrun."))
-declare(Knob("MASTER_PORT", int, None, "Port of the processes' meeting point, set by torchrun.", low=0, high=65535))
+declare(
+    Knob("LOCAL_RANK", int, None, "This process's number on its host, set by torchrun.", low=0, ranks_may_differ=True)
+)
+declare(
+    Knob(
+        "LOCAL_WORLD_SIZE",
+        int,
+        None,
+        "Number of processes on this host, set by torchrun.",
+        low=1,
+        ranks_may_differ=True,
+    )
+)
+declare(Knob("MASTER_ADDR", str, None, "Host of the processes' meeting point, set by torchrun.", ranks_may_differ=True))
+declare(
+    Knob(
+        "MASTER_PORT",
+        int,
+        None,
+        "Port of the processes' meeting point, set by torchrun.",
+        low=0,
+        high=65535,
+        ranks_may_differ=True,
+    )
+)
 
 
 def knob_page() -> str:

@@ -1,4 +1,4 @@
-"""Linter, formatter and type checker, and what they do not look for."""
+"""Linter, formatter and type checker, and what they do not look for: what a reader can take in."""
 
 import ast
 import pathlib
@@ -9,6 +9,8 @@ import sys
 import pytest
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
+PACKAGE = REPO / "generative_recommenders"
+MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 450, 60
 
 
 CHECKS = {
@@ -56,3 +58,40 @@ def _opens_text(call):
     if not modes:
         return isinstance(call.func, ast.Name)
     return isinstance(modes[0].value, str) and "b" not in modes[0].value
+
+
+def test_no_file_is_longer_than_its_reader_has_patience():
+    lines = {str(p.relative_to(PACKAGE)): p.read_text(encoding="utf-8").count("\n") for p in PACKAGE.rglob("*.py")}
+    assert {path: count for path, count in lines.items() if count >= MOST_LINES_OF_A_FILE} == {}
+
+
+def long_functions(text):
+    """Name and lines of each function of a module that does not fit a screen; kernels are what they must be."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not any(map(_of_a_kernel, node.decorator_list)):
+            lines = node.end_lineno - node.lineno + 1
+            if lines > MOST_LINES_OF_A_FUNCTION:
+                yield node.name, lines
+
+
+def _of_a_kernel(decorator):
+    """Whether it is ``triton.jit`` or ``gluon.jit``, called or not."""
+    call = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return ast.unparse(call) in ("triton.jit", "gluon.jit")
+
+
+def test_no_function_is_longer_than_a_screen():
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        for name, lines in long_functions(path.read_text(encoding="utf-8")):
+            found[f"{path.relative_to(PACKAGE)}: {name}"] = lines
+    assert found == {}
+
+
+def test_long_functions_are_found_and_kernels_are_not():
+    body = "    x = 1\n" * MOST_LINES_OF_A_FUNCTION
+    assert list(long_functions(f"def f():\n{body}")) == [("f", MOST_LINES_OF_A_FUNCTION + 1)]
+    assert list(long_functions(f"def f():\n{body[10:]}")) == []
+    assert list(long_functions(f"@triton.autotune([1], key=[])\n@triton.jit(debug=True)\ndef f():\n{body}")) == []
+    assert list(long_functions(f"@gluon.jit\ndef f():\n{body}")) == []
+    assert list(long_functions(f"@functools.cache\ndef f():\n{body}")) != []

@@ -54,8 +54,3 @@ class Batch:
             self.user_ids.pin_memory(),
             self.sample_ids.pin_memory(),
         )
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Tell the allocator that ``stream`` uses the batch (copies on a side stream)."""
-        for part in (self.uih, self.candidates, self.user_ids, self.sample_ids):
-            part.record_stream(stream)

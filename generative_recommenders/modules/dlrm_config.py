@@ -8,8 +8,10 @@ from collections.abc import Mapping
 
 from generative_recommenders.modules.multitask import TaskConfig
 from generative_recommenders.modules.stu import STULayerConfig
+from generative_recommenders.options import options_of, with_default
+from generative_recommenders.shared_options import RankerOptions
 
-AUTOCAST_CHOICES = ("auto", "bfloat16", "float32")
+AUTOCAST_CHOICES = options_of(RankerOptions)["autocast"].choices or ()
 RECOMPUTE_OPTIONS = ("recompute_normed_x", "recompute_uvqk", "recompute_y")
 
 
@@ -19,8 +21,8 @@ def candidate_name(item_feature: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class DlrmHSTUConfig:
-    """A ranker; the defaults are the public benchmark's yambda-5b values where they do not depend on the data.
+class DlrmHSTUConfig(RankerOptions):
+    """A ranker: ``RankerOptions``, where each option has its line, and what follows from the data or is not set there.
 
     Attributes:
         table_rows: rows of each feature's embedding table, by feature name.
@@ -29,70 +31,28 @@ class DlrmHSTUConfig:
         tasks: what to predict.
         max_seq_len: the longest joined sequence (context + history + candidates); the attention divisor by default.
         hstu_embedding_dim: D. embedding_dim: width of the tables, ``None`` for D.
-        hstu_num_heads, hstu_attn_qk_dim, hstu_attn_linear_dim, hstu_num_layers: H, d_qk, d_v, layers.
-        preprocessor_hidden_dim, item_tower_hidden_dim, head_hidden_dim: hidden widths of the small MLPs.
+        hstu_num_heads, hstu_attn_qk_dim, hstu_attn_linear_dim: H, d_qk, d_v.
         action_weights, action_dim: see ``ActionEncoder``.
         num_position_buckets, num_time_buckets: see ``PositionalEncoder``.
-        input_dropout_ratio, output_dropout_ratio: of the encoded sequence; of every layer's output.
-        postprocessor: ``"timestamp"``, ``"layer_norm"`` or ``"l2_norm"``.
         full_turn: angle of one period in the timestamp postprocessor (2π; 2 · 3.14 to match the public weights).
-        attn_norm, attn_alpha, causal, target_aware, max_attn_len, contextual_seq_len, use_group_norm,
-            recompute_normed_x, recompute_uvqk, recompute_y, sort_by_length, is_inference, backend: see
-            ``STULayerConfig``. ``contextual_seq_len`` is 0 or the number of contextual features. Recomputation saves
-            memory and costs time: a CPU run is faster without.
-        recompute_preprocessor: redo the MLPs over all rows in the backward instead of keeping what they computed.
-        recompute_last_layer: the three recompute options of the last layer, ``None``: as the others. A targets-only
-            last layer wants them on, and they cost nothing there.
+        attn_norm, attn_alpha, is_inference, recompute_*, sort_by_length, backend: see ``STULayerConfig``.
+            Recomputation saves memory and costs time: a CPU run is faster without.
+        contextual_seq_len: 0 or the number of contextual features.
         return_full_embeddings: also return every row of the stack's output.
-        last_layer_targets_only, targets_only_eval, targets_only_several_targets, targets_only_computation: see
-            ``TargetsOnlyGate``.
-        autocast: dtype of the transducer: ``"bfloat16"``, ``"float32"`` or ``"auto"`` (bfloat16 on a GPU).
-            The item tower, the heads and the losses are always fp32.
+        last_layer_targets_only, targets_only_*: see ``TargetsOnlyGate``.
+        autocast: the item tower, the heads and the losses are always fp32.
     """
 
-    table_rows: Mapping[str, int]
+    table_rows: Mapping[str, int]  # type: ignore[misc]  # what is inherited is given by name alone
     item_feature_names: tuple[str, ...] = ("item_id", "artist_id", "album_id")
     contextual_feature_names: tuple[str, ...] = ()
     tasks: tuple[TaskConfig, ...] = (TaskConfig("listen_plus"),)
-    max_seq_len: int = 4096
-    hstu_embedding_dim: int = 512
-    embedding_dim: int | None = None
-    hstu_num_heads: int = 4
-    hstu_attn_qk_dim: int = 128
-    hstu_attn_linear_dim: int = 128
-    hstu_num_layers: int = 3
-    preprocessor_hidden_dim: int = 256
-    item_tower_hidden_dim: int = 512
-    head_hidden_dim: int = 512
+    max_seq_len: int = with_default(RankerOptions, "max_seq_len", 4096)
     action_weights: tuple[int, ...] = (1, 2, 4)
-    action_dim: int = 8
-    num_position_buckets: int = 8192
-    num_time_buckets: int = 2048
-    input_dropout_ratio: float = 0.2
-    output_dropout_ratio: float = 0.1
-    postprocessor: str = "timestamp"
     full_turn: float = 2 * math.pi
-    attn_norm: str = "max_seq_len"
     attn_alpha: float | None = None
-    causal: bool = True
-    target_aware: bool = True
-    max_attn_len: int = 0
-    contextual_seq_len: int = 0
-    use_group_norm: bool = False
-    recompute_normed_x: bool = True
-    recompute_uvqk: bool = True
-    recompute_y: bool = True
-    recompute_last_layer: bool | None = None
-    recompute_preprocessor: bool = False
-    sort_by_length: bool = True
     is_inference: bool = False
-    backend: str | None = None
     return_full_embeddings: bool = False
-    last_layer_targets_only: bool = False
-    targets_only_eval: bool = True
-    targets_only_several_targets: bool = False
-    targets_only_computation: str = "auto"
-    autocast: str = "auto"
 
     def __post_init__(self) -> None:
         # Lists are what configuration files give; the dataclass is frozen, so this is the place to settle the types.
@@ -135,11 +95,8 @@ class DlrmHSTUConfig:
 
     def layer_config(self, number: int = 0) -> STULayerConfig:
         """The configuration of STU layer ``number`` (from 0)."""
-        same_name = (
-            "max_seq_len output_dropout_ratio causal target_aware max_attn_len contextual_seq_len attn_alpha attn_norm "
-            "use_group_norm recompute_normed_x recompute_uvqk recompute_y sort_by_length is_inference backend"
-        )
-        options = {name: getattr(self, name) for name in same_name.split()}
+        own, of_layer = ({field.name for field in dataclasses.fields(cls)} for cls in (DlrmHSTUConfig, STULayerConfig))
+        options = {name: getattr(self, name) for name in own & of_layer - {"embedding_dim"}}  # here the tables'
         if number == self.hstu_num_layers - 1 and self.recompute_last_layer is not None:
             options |= dict.fromkeys(RECOMPUTE_OPTIONS, self.recompute_last_layer)
         return STULayerConfig(

@@ -312,11 +312,6 @@ def _make_transducer(config: DlrmHSTUConfig) -> HSTUTransducer:
         postprocessor=make_postprocessor(config.postprocessor, config.hstu_embedding_dim, config.full_turn),
         input_dropout_ratio=config.input_dropout_ratio,
         return_full_embeddings=config.return_full_embeddings,
-        targets_only=TargetsOnlyGate(
-            enabled=config.last_layer_targets_only,
-            eval_enabled=config.targets_only_eval,
-            several_targets=config.targets_only_several_targets,
-            computation=config.targets_only_computation,
-        ),
+        targets_only=TargetsOnlyGate.of(config),
         backend=config.backend,
     )

@@ -19,9 +19,11 @@ from generative_recommenders.ops.candidate_attention import CandidateRows, candi
 from generative_recommenders.ops.checks import check_sequences, counts_settled
 from generative_recommenders.ops.lmsd import hstu_lmsd
 from generative_recommenders.ops.stu import OutputParameters, hstu_layer, why_not_fused
+from generative_recommenders.options import options_of
+from generative_recommenders.shared_options import RankerOptions
 
 NORM_EPS = 1e-6
-ATTN_NORMS = ("max_seq_len", "batch_max")
+ATTN_NORMS = options_of(RankerOptions)["attn_norm"].choices or ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,20 +55,20 @@ class STULayerConfig:
     hidden_dim: int
     attention_dim: int
     max_seq_len: int
-    output_dropout_ratio: float = 0.1
-    causal: bool = True
-    target_aware: bool = True
-    max_attn_len: int = 0
-    contextual_seq_len: int = 0
+    output_dropout_ratio: float = RankerOptions.output_dropout_ratio
+    causal: bool = RankerOptions.causal
+    target_aware: bool = RankerOptions.target_aware
+    max_attn_len: int = RankerOptions.max_attn_len
+    contextual_seq_len: int = RankerOptions.contextual_seq_len
     attn_alpha: float | None = None
-    attn_norm: str = "max_seq_len"
-    use_group_norm: bool = False
-    recompute_normed_x: bool = True
-    recompute_uvqk: bool = True
-    recompute_y: bool = True
-    sort_by_length: bool = True
+    attn_norm: str = RankerOptions.attn_norm
+    use_group_norm: bool = RankerOptions.use_group_norm
+    recompute_normed_x: bool = RankerOptions.recompute_normed_x
+    recompute_uvqk: bool = RankerOptions.recompute_uvqk
+    recompute_y: bool = RankerOptions.recompute_y
+    sort_by_length: bool = RankerOptions.sort_by_length
     is_inference: bool = False
-    backend: str | None = None
+    backend: str | None = RankerOptions.backend
 
     def __post_init__(self) -> None:
         for name in ("embedding_dim", "num_heads", "hidden_dim", "attention_dim", "max_seq_len"):

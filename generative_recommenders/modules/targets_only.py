@@ -23,14 +23,18 @@ from generative_recommenders.errors import UserError
 from generative_recommenders.modules.dlrm_config import RECOMPUTE_OPTIONS
 from generative_recommenders.modules.stu import STULayerConfig
 from generative_recommenders.ops.candidate_attention import COMPUTATIONS, TargetSummary, why_not_computation
+from generative_recommenders.ops.dispatch import Preference, pack
 from generative_recommenders.ops.lmsd import supports_indexed_output_dropout
+from generative_recommenders.options import options_of
+from generative_recommenders.shared_options import RankerOptions
 
 logger = logging.getLogger(__name__)
 
-KNOB = "TRITON_HSTU_LAST_LAYER_TARGETS_ONLY"
-EVAL_KNOB = "TRITON_HSTU_TARGETS_ONLY_EVAL"
-SEVERAL_KNOB = "TRITON_HSTU_TARGETS_ONLY_SEVERAL_TARGETS"
-COMPUTATION_CHOICES = ("auto", *COMPUTATIONS)
+_OPTIONS = options_of(RankerOptions)
+KNOB = _OPTIONS["last_layer_targets_only"].variable_name
+EVAL_KNOB = _OPTIONS["targets_only_eval"].variable_name
+SEVERAL_KNOB = _OPTIONS["targets_only_several_targets"].variable_name
+COMPUTATION_CHOICES = _OPTIONS["targets_only_computation"].choices or ()
 _BACKENDS = ("PYTORCH", "TRITON")
 
 
@@ -55,15 +59,13 @@ class LastLayerUse:
 
     num_layers: int
     full_embeddings: bool = False
-    listwise: bool = False
-    interleaved_targets: bool = False
 
 
 NOT_CONSULTED = LastLayerDecision(False, "targets-only is off", "full")
 
 
 class TargetsOnlyGate:
-    """Decides per batch; see the module's docstring.
+    """Decides per batch; see the module's docstring. Its options are those of ``RankerOptions``.
 
     Args:
         enabled: the knob.
@@ -77,10 +79,10 @@ class TargetsOnlyGate:
 
     def __init__(
         self,
-        enabled: bool = False,
-        eval_enabled: bool = True,
-        several_targets: bool = False,
-        computation: str = "auto",
+        enabled: bool = RankerOptions.last_layer_targets_only,
+        eval_enabled: bool = RankerOptions.targets_only_eval,
+        several_targets: bool = RankerOptions.targets_only_several_targets,
+        computation: str = RankerOptions.targets_only_computation,
     ) -> None:
         if computation not in COMPUTATION_CHOICES:
             raise ValueError(f"computation={computation!r} is not known: use {', '.join(COMPUTATION_CHOICES)}")
@@ -90,6 +92,16 @@ class TargetsOnlyGate:
         self.computation = computation
         self.last_decision: LastLayerDecision | None = None
         self._logged: set[str] = set()
+
+    @classmethod
+    def of(cls, options: RankerOptions) -> TargetsOnlyGate:
+        """The gate that a ranker's options describe."""
+        return cls(
+            enabled=options.last_layer_targets_only,
+            eval_enabled=options.targets_only_eval,
+            several_targets=options.targets_only_several_targets,
+            computation=options.targets_only_computation,
+        )
 
     def decide(
         self,
@@ -168,10 +180,11 @@ def static_blockers(layer: STULayerConfig | None, use: LastLayerUse) -> list[str
     if layer is None or use.num_layers == 0:
         return ["the stack is empty (set hstu_num_layers to 1 or more)"]
     kept = [name for name in RECOMPUTE_OPTIONS if not getattr(layer, name)]
+    named = "" if isinstance(layer.backend, Preference) else pack(layer.backend)  # a preference need not be served
     are_off = "is off" if len(kept) == 1 else "are off"
     checks = (
         (
-            layer.backend is not None and str(getattr(layer.backend, "value", layer.backend)).upper() not in _BACKENDS,
+            named and named.upper() not in _BACKENDS,
             f"kernel backend {layer.backend} has no targets-only path (set backend to {' or '.join(_BACKENDS)})",
         ),
         (layer.use_group_norm, "group norm is on (set use_group_norm=False)"),
@@ -190,7 +203,5 @@ def static_blockers(layer: STULayerConfig | None, use: LastLayerUse) -> list[str
         ),
         (layer.is_inference, "the layer was built in inference mode (set is_inference=False)"),
         (use.full_embeddings, "full embeddings are requested (set return_full_embeddings=False)"),
-        (use.listwise, "training is listwise (train pointwise)"),
-        (use.interleaved_targets, "targets are interleaved with the history (place them at the end)"),
     )
     return [text for blocked, text in checks if blocked]

@@ -1,4 +1,4 @@
-"""Which backend an op runs on: explicit argument > environment > a gin file's ``model.backend`` > automatic choice.
+"""Which backend an op runs on: explicit argument > environment > an argument that is a preference > automatic choice.
 
 Every op has one table (``Op``) of its backends in order of automatic preference, each with a check that says why it
 cannot serve a call (or ``None`` if it can). An explicit or environment choice that cannot serve raises and repeats that
@@ -31,8 +31,45 @@ class BackendUnavailable(ValueError):
     """A backend was asked for by name and cannot serve the call; the message says why."""
 
 
+class Preference(str):
+    """A backend's name, as an argument that every variable beats: what a configuration file asks for.
+
+    Args:
+        name: as in ``Backend``, in any case.
+        said_by: who asks, for messages.
+    """
+
+    said_by: str
+
+    def __new__(cls, name: str, said_by: str) -> Preference:
+        preference = super().__new__(cls, name)
+        preference.said_by = said_by
+        return preference
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]  # __new__ has one more than str's
+        """For copies."""
+        return str(self), self.said_by
+
+
+def pack(request: Backend | str | None) -> str:
+    """What a call asks for as a plain string, which is all that an operator's arguments can be."""
+    name = "" if request is None else str(getattr(request, "value", request))
+    return f"{name}\n{request.said_by}" if isinstance(request, Preference) else name
+
+
+def unpack(text: str) -> str | None:
+    """The inverse of ``pack``."""
+    name, _, said_by = text.partition("\n")
+    return Preference(name, said_by) if said_by else name or None
+
+
 def parse_backend(value: Backend | str | None) -> Backend | None:
-    """``None``, a ``Backend`` or its name in any case; anything else raises ``ValueError`` listing the names."""
+    """``None``, a ``Backend`` or its name in any case; anything else raises ``ValueError`` listing the names.
+
+    A preference names nothing: ``None``.
+    """
+    if isinstance(value, Preference):
+        return None
     if value is None or isinstance(value, Backend):
         return value
     try:
@@ -114,6 +151,7 @@ def explain(op: Op, call: Any, requested: Backend | str | None = None) -> Choice
     Args:
         call: the op's description of a call, which holds no tensors: the GPU it names need not be there.
         requested: the caller's explicit choice, or ``None``: the environment's, else the first of the table that can.
+            A ``Preference`` comes between these two.
     """
     asked, source = _asked_for(op, requested)
     if asked is not None:
@@ -141,7 +179,9 @@ def _asked_for(op: Op, requested: Backend | str | None) -> tuple[Backend | None,
     for name in (f"HSTU_{op.name.upper()}_BACKEND", "HSTU_BACKEND"):
         value = settings.get(name)
         if value is not None:
-            return parse_backend(value), settings.source(name)
+            return parse_backend(value), f"environment variable {name}"
+    if isinstance(requested, Preference):
+        return parse_backend(str(requested)), requested.said_by
     return None, "the automatic choice"
 
 

@@ -119,7 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return show(options_table())
     try:
         with quiet_loading():
-            from generative_recommenders.train.run import Arguments, run
+            from generative_recommenders.train.arguments import Arguments
+            from generative_recommenders.train.run import run
     except Exception as exc:  # libraries that do not fit raise whatever comes first: OSError, AttributeError, …
         return _not_loaded(exc)
     try:

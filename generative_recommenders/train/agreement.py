@@ -7,7 +7,6 @@ what it was started with before any work is done (``statement``), and what its d
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 import pathlib
@@ -19,16 +18,8 @@ from generative_recommenders._versions import FBGEMM_PACKAGES, installed_version
 from generative_recommenders.data.dataset import RankingDataset
 from generative_recommenders.errors import UserError
 from generative_recommenders.train.checkpoint_meta import resolve
-from generative_recommenders.train.config import SECTIONS
 from generative_recommenders.train.gin_files import RunConfig
 
-#: Options of data sets that say where a rank finds its data and how it reads them: what it finds is compared instead.
-OWN_OPTIONS = frozenset({"path", "cache", "num_workers"})
-#: Variables that differ from process to process, or that only say how loud it is.
-OWN_KNOBS = frozenset(
-    "RANK LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT "
-    "HSTU_TRACEBACK HSTU_JOIN_SECONDS HSTU_STOP_SECONDS".split()
-)
 LIBRARIES = ("torch", "torchrec", "triton", *FBGEMM_PACKAGES)
 
 #: Name → value as text.
@@ -37,16 +28,15 @@ Statement = Mapping[str, str]
 
 def statement(config: RunConfig, arguments: Mapping[str, object], device_type: str) -> dict[str, str]:
     """What this rank was started with: resolved options, command line, variables, libraries and code."""
-    said = {
-        name: repr(value)
-        for name, value in config.values().items()
-        if name not in {f"{config.data.dataset}.{option}" for option in OWN_OPTIONS}
-    }
+    about = config.options()
+    said = {name: repr(value) for name, value in config.values().items() if not about[name].ranks_may_differ}
     said["checkpoint.load"] = _weights(config.checkpoint.load)
     said |= {name: repr(value) for name, value in arguments.items()}
     said["--device"] = device_type
-    options = {field.metadata["environment"] for cls in SECTIONS.values() for field in dataclasses.fields(cls)}
-    for name in sorted(settings.knobs().keys() - options - OWN_KNOBS):
+    of_options = {option.variable.name for option in about.values() if option.variable}
+    for name, knob in sorted(settings.knobs().items()):
+        if name in of_options or knob.ranks_may_differ:
+            continue
         said[f"environment variable {name}"] = repr(settings.get(name))
     for name in LIBRARIES:
         version = installed_version(name) or unpacked_version(name.replace("-", "_"))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 
 import torch
 
-from generative_recommenders import disk, settings
+from generative_recommenders import disk
 from generative_recommenders.data.dataset import RankingDataset
 from generative_recommenders.errors import UserError
 from generative_recommenders.modules.dlrm_hstu import DlrmHSTU, DlrmHSTUConfig, TaskConfig
 from generative_recommenders.modules.table_init import fill_table_rows_
+from generative_recommenders.ops.dispatch import Preference
 from generative_recommenders.train import agreement, randomness, sharding, workload
 from generative_recommenders.train.config import TASK_BITS, VALUE_TASKS, ModelConfig
 from generative_recommenders.train.datasets import FACTORIES
@@ -116,9 +116,7 @@ def build_model(
 
     A collective call.
     """
-    sizes = model_config(config.model, dataset)
-    if not _is_bound(config):
-        sizes = dataclasses.replace(sizes, backend=None)
+    sizes = run_sizes(config, dataset)
     seed = randomness.stream_seed(config.train.seed, "weights")
     try:
         model = DlrmHSTU(sizes, device=world.device, embedding_device="meta", seed=seed)
@@ -131,6 +129,14 @@ def build_model(
     planned = sharding.plan_tables(model, config.sharding, world, load)
     sharded = sharding.shard(model, config.sharding, world, init, planned)
     return sharded, Optimizers(sharded, config.optimizer), planned.report
+
+
+def run_sizes(config: RunConfig, dataset: RankingDataset | Workload) -> DlrmHSTUConfig:
+    """``model_config`` of a run: ``model.backend`` beats every variable where ``--bind`` says it, else none."""
+    sizes = model_config(config.model, dataset)
+    if sizes.backend is None or config.sources.get("model.backend") == "--bind":
+        return sizes
+    return dataclasses.replace(sizes, backend=Preference(sizes.backend, "option model.backend"))
 
 
 def dense_parameters(model: DlrmHSTU) -> int:
@@ -153,17 +159,6 @@ def step_load(config: RunConfig, sizes: DlrmHSTUConfig, work: Workload, dense: i
     )
     limit = "table_rows_limit" in config.dataset_options
     return Load(work, shape, f"{config.data.dataset}.table_rows_limit" if limit else None)
-
-
-def backend_fallback(config: RunConfig) -> contextlib.AbstractContextManager[None]:
-    """``model.backend`` as strong as where it was said: bound with ``--bind`` each op call names it (``build_model``),
-    which beats every variable; otherwise it stands in for ``HSTU_BACKEND`` here, which an op's own variable beats."""
-    value = None if _is_bound(config) else config.model.backend
-    return settings.fallback("HSTU_BACKEND", value, "option model.backend")
-
-
-def _is_bound(config: RunConfig) -> bool:
-    return config.sources.get("model.backend") == "--bind"
 
 
 def _init_shard(table: str, shard: torch.Tensor, row: int, column: int, *, sizes: DlrmHSTUConfig, seed: int) -> None:

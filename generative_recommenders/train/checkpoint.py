@@ -43,7 +43,6 @@ from generative_recommenders.train.checkpoint_ids import SHORT, Carry
 from generative_recommenders.train.checkpoint_meta import (
     FORMAT,
     REPLACED,
-    Progress,
     check_config,
     meaning,
     newest,
@@ -55,6 +54,7 @@ from generative_recommenders.train.checkpoint_rows import load_rows
 from generative_recommenders.train.distributed import World
 from generative_recommenders.train.gin_files import RunConfig
 from generative_recommenders.train.optimizers import Optimizers
+from generative_recommenders.train.progress import Progress
 
 WAY_ON = "free some, then go on with --resume or begin again"
 
@@ -142,7 +142,6 @@ class Checkpointer:
             "progress": dataclasses.asdict(progress),
             "world_size": self._world.size,
             "device": self._world.device.type,
-            "fingerprint": self._config.fingerprint(),
             "config": self._config.values(),
             "meaning": meaning(model),
             "data": checkpoint_ids.describe(self._data.identity),

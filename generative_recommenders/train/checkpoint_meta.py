@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pathlib
 import re
@@ -12,8 +11,11 @@ from torch import nn
 
 from generative_recommenders.errors import UserError
 from generative_recommenders.modules.dlrm_hstu import DlrmHSTU
+from generative_recommenders.options import options_of
 from generative_recommenders.paths import user_path
+from generative_recommenders.shared_options import RankerOptions
 from generative_recommenders.train.gin_files import RunConfig
+from generative_recommenders.train.progress import Progress
 
 # 1: before checkpoints said what the rows of their tables stand for (``data``); read as well.
 FORMAT = 2
@@ -21,28 +23,7 @@ FORMATS = (1, FORMAT)
 # A second checkpoint at one step replaces the first, which is out of the way under this suffix for a moment.
 REPLACED = ".replaced"
 NAME = re.compile(rf"step_(\d+)({re.escape(REPLACED)})?")
-# Options of the model that change what weights mean, although they fit: said when another run's weights are loaded.
-MEANING = """hstu_num_heads hstu_attn_qk_dim hstu_attn_linear_dim max_seq_len attn_norm postprocessor causal
-    target_aware max_attn_len contextual_seq_len use_group_norm""".split()
 SHOWN = 3  # options in a message
-
-
-@dataclasses.dataclass
-class Progress:
-    """Where a run stands: what the loop counts and what it has seen. Saved in ``meta.json``.
-
-    ``seconds`` of training alone, ``seconds_in_all`` of everything, both from the run's beginning.
-    """
-
-    step: int = 0
-    samples: int = 0
-    phase: int = 0
-    samples_in_phase: int = 0
-    samples_at_last_eval: int = -1
-    logged_step: int = 0
-    best_auc: float | None = None
-    seconds: float = 0.0
-    seconds_in_all: float = 0.0
 
 
 def newest(folder: pathlib.Path) -> pathlib.Path | None:
@@ -80,9 +61,10 @@ def read_meta(path: pathlib.Path) -> dict:
 
 
 def meaning(model: nn.Module) -> dict[str, object]:
-    """The resolved ``MEANING`` options of a sharded model."""
+    """The resolved options of a sharded model under which its weights mean something else, although they fit."""
     core = next(module for module in model.modules() if isinstance(module, DlrmHSTU))
-    return {name: getattr(core.config, name) for name in MEANING}
+    about = options_of(RankerOptions)
+    return {name: getattr(core.config, name) for name, option in about.items() if option.changes_meaning}
 
 
 def other_meaning(path: pathlib.Path, meta: Mapping, model: nn.Module) -> list[str]:

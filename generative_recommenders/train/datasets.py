@@ -6,7 +6,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 
-from generative_recommenders.train.config import convert
+from generative_recommenders.options import OnResume, Option, convert
 
 _KNOWN = {
     "synthetic_yambda": "generative_recommenders.data.synthetic",
@@ -58,6 +58,41 @@ def parameters(name: str) -> dict[str, inspect.Parameter]:
     return own
 
 
+# What the data sets' options are, by name; a data set has their defaults in its signature and checks their ranges.
+DATA_OPTIONS: dict[str, Option] = {
+    "path": Option("folder of the files", on_resume=OnResume.PLACE, ranks_may_differ=True),
+    "size": Option("50m, 500m or 5b"),
+    "cache": Option("folder of the prepared cache", on_resume=OnResume.PLACE, ranks_may_differ=True),
+    "users": Option("generated users"),
+    "items": Option("generated items"),
+    "days": Option("generated days"),
+    "events_median": Option("events of the median user"),
+    "events_mean": Option("events of the mean user"),
+    "seed": Option("of the generator"),
+    "min_history": Option("strictly earlier events of its user that an event needs to become a sample"),
+    "history_length": Option("events of a history at most"),
+    "history_strategy": Option("last_n: the newest; interleaved: a third from each kind of outcome"),
+    "history_ties": Option("exclude: only events strictly before the sample; order: the public benchmark's rule"),
+    "scan_limit": Option("newest events before the sample that any history_strategy looks through"),
+    "holdout_fraction": Option("share of the samples, the newest, that are the hold-out"),
+    "holdout_days": Option("days at the end that are the hold-out"),
+    "train_days": Option("days before the hold-out that train"),
+    "gap_seconds": Option("time before the hold-out that belongs to neither"),
+    "window_days": Option("days of a training window"),
+    "window_seconds": Option("seconds of a training window"),
+    "item_features": Option("of history rows and candidate: the id and its attributes"),
+    "contextual_features": Option("one value per sample: uid, context columns, crosses such as user_x_artist"),
+    "table_rows": Option("feature → rows of its table, where not the vocabulary's"),
+    "table_rows_limit": Option("rows of a cross's table at most; ids are hashed down to it"),
+    "num_workers": Option("threads that build batches ahead", on_resume=OnResume.FREE, ranks_may_differ=True),
+}
+
+
+def data_option(name: str) -> Option:
+    """What is declared of an option of a data set; nothing where the data set was registered from outside."""
+    return DATA_OPTIONS.get(name, Option(""))
+
+
 _PLAIN = {"int": int, "float": float, "str": str, "bool": bool}
 
 
@@ -75,5 +110,5 @@ def check_options(name: str, options: Mapping[str, object]) -> dict[str, object]
         checked[option] = value
         if not kinds or (value is None and "None" in wanted):
             continue
-        checked[option] = convert(f"{name}.{option}", value, kinds[0], {"low": None, "high": None, "choices": None})
+        checked[option] = convert(f"{name}.{option}", value, kinds[0], data_option(option))
     return checked

@@ -12,14 +12,24 @@ import math
 import pathlib
 from collections.abc import Callable, Iterator
 
-from torch._subclasses.fake_tensor import FakeTensorMode
+import torch
 
 from generative_recommenders.data.yambda.layout import cache_folder
 from generative_recommenders.errors import UserError
-from generative_recommenders.modules.dlrm_hstu import DlrmHSTUConfig
+from generative_recommenders.modules.dlrm_config import RECOMPUTE_OPTIONS, DlrmHSTUConfig
+from generative_recommenders.modules.targets_only import LastLayerDecision
 from generative_recommenders.ops import encode, stu
-from generative_recommenders.ops.dispatch import BackendUnavailable
-from generative_recommenders.train import build, gin_files, sharding, workload
+from generative_recommenders.ops.attention import Projection
+from generative_recommenders.ops.attention.backends import ATTENTION
+from generative_recommenders.ops.attention.call import AttentionShape
+from generative_recommenders.ops.candidate_attention import TargetSummary
+from generative_recommenders.ops.candidate_attention.attention import CANDIDATE_ATTENTION
+from generative_recommenders.ops.candidate_attention.call import CandidateShape
+from generative_recommenders.ops.dispatch import BackendUnavailable, Choice, explain
+from generative_recommenders.ops.encode.backends import ENCODE, EncodeShape
+from generative_recommenders.ops.lmsd.backends import LMSD
+from generative_recommenders.ops.lmsd.contract import LmsdConfig, LmsdShape
+from generative_recommenders.train import gin_files, sharding, workload
 from generative_recommenders.train.config import HOST
 from generative_recommenders.train.datasets import FACTORIES
 from generative_recommenders.train.gin_files import RunConfig
@@ -28,7 +38,6 @@ from generative_recommenders.train.plan import Machine
 from generative_recommenders.train.plan_report import table_lines
 from generative_recommenders.train.step_cost import (
     STEP_SHARE,
-    gpu_rows,
     step_flops,
     step_seconds,
     targets_only_decision,
@@ -69,9 +78,8 @@ def dry_run(arguments: DryRunArguments, say: Callable[[str], object] = print) ->
     setting = read_setting(arguments)
     outcome = plan(setting)
     try:
-        with build.backend_fallback(setting.config):
-            for line in picture(outcome):
-                say(line)
+        for line in picture(outcome):
+            say(line)
     except BackendUnavailable as exc:
         raise UserError(str(exc)) from None
     if outcome.plan is not None:
@@ -123,15 +131,16 @@ def find_workload(config: RunConfig) -> Workload:
 
 def picture(outcome: Outcome) -> Iterator[str]:
     """The lines of a dry run, part by part."""
+    decision = targets_only_decision(outcome.sizes)
     yield from _configuration(outcome)
     yield ""
     yield from _memory(outcome)
     yield ""
     yield from _tables(outcome)
     yield ""
-    yield from _work(outcome)
+    yield from _work(outcome, decision)
     yield ""
-    yield from _backends(outcome)
+    yield from _backends(outcome, decision)
 
 
 def _configuration(outcome: Outcome) -> Iterator[str]:
@@ -168,7 +177,7 @@ def _memory(outcome: Outcome) -> Iterator[str]:
 
 def recomputed(sizes: DlrmHSTUConfig) -> str:
     """Which recompute options are on, in words."""
-    names = [name for name in ("recompute_normed_x", "recompute_uvqk", "recompute_y") if getattr(sizes, name)]
+    names = [name for name in RECOMPUTE_OPTIONS if getattr(sizes, name)]
     last = sizes.recompute_last_layer
     if last is not None:
         names.append(f"last layer {'all three' if last else 'nothing'}")
@@ -188,10 +197,9 @@ def _tables(outcome: Outcome) -> Iterator[str]:
         yield f"  tables in host memory have {outcome.plan.cache_share:.0%} of their rows cached on the device"
 
 
-def _work(outcome: Outcome) -> Iterator[str]:
+def _work(outcome: Outcome, decision: LastLayerDecision) -> Iterator[str]:
     setting, work = outcome.setting, outcome.setting.work
     config, machine = setting.config, setting.machine
-    decision = targets_only_decision(outcome.sizes)
     step = step_flops(outcome.sizes, config.train.batch_size, work.mean_rows, decision.computation)
     seconds = step_seconds(step, setting.kind, outcome.load.shape.half)
     global_batch = config.train.batch_size * machine.ranks
@@ -217,16 +225,17 @@ def _work(outcome: Outcome) -> Iterator[str]:
     )
 
 
-def _backends(outcome: Outcome) -> Iterator[str]:
+def _backends(outcome: Outcome, decision: LastLayerDecision) -> Iterator[str]:
     sizes, kind = outcome.sizes, outcome.setting.kind
-    yield "Backends of the ops on that device:"
-    layer = sizes.layer_config()
-    with FakeTensorMode():
-        rows = gpu_rows(sizes)
-        not_whole = stu.why_not_fused(
-            rows, layer.num_heads, layer.attention_dim, layer.hidden_dim, layer.use_group_norm, layer.backend
-        )
-        not_encoded = encode.why_not_fused(rows, sizes.hstu_embedding_dim, backend=sizes.backend)
+    yield "Backends of the ops on that device, and why not better ones:"
+    for choice in op_choices(outcome, decision):
+        yield f"  {choice}"
+    layer, attention = sizes.layer_config(), _attention(outcome)
+    rows = math.ceil(outcome.load.shape.joined)
+    projection = Projection(layer.num_heads, layer.attention_dim, layer.hidden_dim)
+    not_whole = stu.why_not_fused_shape(attention, rows, projection, layer.use_group_norm, layer.backend)
+    encoded = EncodeShape(attention.device, attention.dtype)
+    not_encoded = encode.why_not_fused(encoded, sizes.hstu_embedding_dim, backend=sizes.backend)
     for name, reason in (("STU layer, attention and LMSD", not_whole), ("encoding of the sequence", not_encoded)):
         yield f"  {name}: " + ("TRITON, fused" if reason is None else f"step by step: {reason}")
     if not_whole is not None or not_encoded is not None:
@@ -234,3 +243,36 @@ def _backends(outcome: Outcome) -> Iterator[str]:
     if not_whole is None:
         reason = why_not_warp_specialised(kind, layer, outcome.load.shape.half)
         yield "  attention kernels: " + ("warp-specialised" if reason is None else f"plain Triton: {reason}")
+
+
+def op_choices(outcome: Outcome, decision: LastLayerDecision) -> Iterator[Choice]:
+    """What each op of a training step would run: asked by descriptions of its calls, without tensors.
+
+    Raises:
+        BackendUnavailable: the backend asked for by name cannot serve an op of every layer. (Candidate attention that
+            cannot be served is left out: the last layer runs in full then.)
+    """
+    sizes, shape, attention = outcome.sizes, outcome.load.shape, _attention(outcome)
+    device, dtype, layer = attention.device, attention.dtype, sizes.layer_config()
+    groups = layer.num_heads if layer.use_group_norm else 1
+    lmsd, weights = LmsdConfig(layer.output_dropout_ratio, True, True, True, groups), (torch.float32, torch.float32)
+    rows = math.ceil(shape.joined)
+    calls = {
+        ENCODE: EncodeShape(device, dtype),
+        ATTENTION: attention,
+        LMSD: LmsdShape(device, dtype, weights, rows, layer.output_dim, lmsd, seed_on_device=True),
+    }
+    if decision.engaged:
+        summary = TargetSummary(shape.samples, shape.samples, 1, 1)
+        calls[CANDIDATE_ATTENTION] = CandidateShape(
+            decision.computation, device, dtype, layer.embedding_dim, layer.num_heads, summary
+        )
+    for op, call in calls.items():
+        op.choose(call, sizes.backend)
+        yield explain(op, call, sizes.backend)
+
+
+def _attention(outcome: Outcome) -> AttentionShape:
+    """What decides about attention, on a GPU that need not be there."""
+    layer, dtype = outcome.sizes.layer_config(), torch.bfloat16 if outcome.load.shape.half else torch.float32
+    return AttentionShape(torch.device("cuda"), dtype, layer.attention_dim, layer.hidden_dim, dtype)

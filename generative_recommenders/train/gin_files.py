@@ -8,37 +8,23 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import functools
-import hashlib
 import importlib.util  # noqa: F401  (gin uses importlib.util without importing it)
 import inspect
-import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gin
 
 from generative_recommenders import settings
 from generative_recommenders.errors import UserError
+from generative_recommenders.options import OnResume, Option
 from generative_recommenders.paths import user_path
 from generative_recommenders.train import config as sections
-from generative_recommenders.train.datasets import FACTORIES, check_options, missing_package, parameters
-
-# Options that may differ between a checkpoint and the run that resumes it: they decide how long and how loud, not what.
-FREE_ON_RESUME = frozenset(
-    "train.mode train.epochs train.max_steps train.log_every train.target_auc train.stop_at_target "
-    "train.beat_baseline train.max_gap_to_best train.eval_batch_size checkpoint.every_steps "
-    "checkpoint.every_windows checkpoint.every_seconds checkpoint.at_end checkpoint.keep checkpoint.load "
-    "checkpoint.match_ids checkpoint.load_optimizer checkpoint.partial "
-    "sharding.tables sharding.hbm_cap_gb sharding.headroom_gb sharding.host_memory_gb".split()
-)
-
-# Of a data set's own options: where it lies, which says nothing about what it is, and how fast it is read.
-PLACES_OF_DATA = frozenset({"path", "cache"})
-SPEED_OF_DATA = frozenset({"num_workers"})
+from generative_recommenders.train.datasets import FACTORIES, check_options, data_option, missing_package, parameters
+from generative_recommenders.train.spelling import nearest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,19 +87,18 @@ class RunConfig:
         names = {f"{self.data.dataset}.{n}": value for n, value in own.items() if value is not inspect.Parameter.empty}
         return found | names
 
+    def options(self) -> dict[str, Option]:
+        """Full option name → what is declared of it, in the order of ``values``."""
+        own = {f"{self.data.dataset}.{name}": data_option(name) for name in self.dataset_options}
+        return sections.section_options() | own
+
     def free_on_resume(self, data_compared: bool = True) -> frozenset[str]:
         """Options that may differ between a checkpoint and the run that resumes it.
 
         ``data_compared``: the content of the data is compared, so the place where it lies is free as well.
         """
-        of_data = SPEED_OF_DATA | (PLACES_OF_DATA if data_compared else frozenset())
-        return FREE_ON_RESUME | {f"{self.data.dataset}.{name}" for name in of_data}
-
-    def fingerprint(self) -> str:
-        """Hash of what decides the numbers of a run, the data's content aside (``free_on_resume`` left out)."""
-        free = self.free_on_resume()
-        fixed = {name: value for name, value in self.values().items() if name not in free}
-        return hashlib.sha256(json.dumps(fixed, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        free = {OnResume.FREE, OnResume.ASKS} | ({OnResume.PLACE} if data_compared else set())
+        return frozenset(name for name, option in self.options().items() if option.on_resume in free)
 
 
 def load(files: Sequence[str], bindings: Sequence[str] = ()) -> RunConfig:
@@ -166,10 +151,7 @@ def _register() -> None:
 def _environment_names() -> dict[str, str]:
     """Option name → knob, of the options that an environment variable can set."""
     return {
-        f"{section}.{field.name}": field.metadata["environment"]
-        for section, cls in sections.SECTIONS.items()
-        for field in dataclasses.fields(cls)
-        if field.metadata["environment"]
+        name: option.variable.name for name, option in sections.section_options().items() if option.variable is not None
     }
 
 
@@ -188,14 +170,6 @@ def option_names() -> list[str]:
     for factory in sorted(FACTORIES, key=lambda name: name != chosen):
         names += [f"{factory}.{parameter}" for parameter in parameters(factory)]
     return names
-
-
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """`` (did you mean X?)`` or nothing."""
-    valid = list(valid)
-    elsewhere = [v for v in valid if v.split(".")[-1] == name.split(".")[-1]]  # the right option of another section
-    close = elsewhere[:1] or difflib.get_close_matches(name, valid, n=1, cutoff=0.7)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _parse_file(path: str) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from generative_recommenders.data.batch import Batch
 from generative_recommenders.data.dataset import RankingDataset, Window
 from generative_recommenders.train import randomness
-from generative_recommenders.train.checkpoint import Checkpointer, Progress, Restored
+from generative_recommenders.train.checkpoint import Checkpointer, Restored
 from generative_recommenders.train.distributed import World
 from generative_recommenders.train.evaluation import (
     OF_LOADED_WEIGHTS,
@@ -26,11 +26,13 @@ from generative_recommenders.train.evaluation import (
     evaluate,
     run_model,
 )
+from generative_recommenders.train.evaluation_schedule import EvalSchedule
 from generative_recommenders.train.flop_meter import FlopMeter
 from generative_recommenders.train.gin_files import RunConfig
 from generative_recommenders.train.metrics import BinaryResult, RegressionResult
-from generative_recommenders.train.mlperf import EvalSchedule, MlperfLog, benchmark_schedule
+from generative_recommenders.train.mlperf import MlperfLog, benchmark_schedule
 from generative_recommenders.train.optimizers import Optimizers
+from generative_recommenders.train.progress import Progress
 from generative_recommenders.train.reporting import Reporter
 from generative_recommenders.train.signals import StopSignals
 

@@ -7,7 +7,6 @@ a thousandth of an epoch, rounded up to whole steps; the first evaluation is the
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import math
@@ -16,34 +15,16 @@ import time
 from typing import Any
 
 from generative_recommenders.errors import UserError
-from generative_recommenders.train.checkpoint import Progress
 from generative_recommenders.train.config import MlperfConfig
+from generative_recommenders.train.evaluation_schedule import EvalSchedule
 from generative_recommenders.train.gin_files import RunConfig
+from generative_recommenders.train.progress import Progress
 
 BENCHMARK = "dlrmv4"
 TRAIN_SAMPLES = 2_290_835_423
 EVAL_EVERY_SHARE = 0.001
 WARMUP_STEPS = 24_000
 OF_AN_EVALUATION = ("block_stop", "eval_start", "eval_accuracy", "eval_stop")
-
-
-@dataclasses.dataclass(frozen=True)
-class EvalSchedule:
-    """Evaluations at ``first`` samples and then at every multiple of ``every``."""
-
-    first: int
-    every: int
-
-    def due(self, samples: int, last: int) -> bool:
-        """Whether an evaluation is due at ``samples``, the last one having been at ``last`` (negative for none)."""
-        if not self.every:
-            return False
-        point = self.first if last < self.first else (last // self.every + 1) * self.every
-        return samples >= point
-
-    def on_grid(self, samples: int) -> bool:
-        """Whether the schedule has a point at exactly so many samples."""
-        return bool(self.every) and samples >= self.first and samples % self.every == 0
 
 
 def benchmark_schedule(global_batch_size: int, config: MlperfConfig | None = None) -> EvalSchedule:

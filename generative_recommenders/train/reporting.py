@@ -8,10 +8,10 @@ import pathlib
 import time
 from collections.abc import Iterator
 
-from generative_recommenders.train.checkpoint import Progress
 from generative_recommenders.train.console import Terminal, clock
 from generative_recommenders.train.distributed import World
 from generative_recommenders.train.metrics import BinaryResult, RegressionResult
+from generative_recommenders.train.progress import Progress
 from generative_recommenders.train.run_folder import RunFolder
 
 # Shares on the progress line, by their names in the metrics.

@@ -20,16 +20,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from generative_recommenders.disk import write_atomically
 from generative_recommenders.errors import UserError
-from generative_recommenders.paths import user_path
-from generative_recommenders.train.checkpoint import Progress, newest
 from generative_recommenders.train.flops import Peak
-from generative_recommenders.train.gin_files import FREE_ON_RESUME
-
-# Of the options that a resumed run may change, those that ask for something else than what the run has done.
-ASKED = frozenset(
-    "train.mode train.epochs train.max_steps train.target_auc train.stop_at_target train.beat_baseline "
-    "train.max_gap_to_best checkpoint.load".split()
-)
+from generative_recommenders.train.progress import Progress
 
 
 @dataclasses.dataclass
@@ -156,81 +148,3 @@ class RunFolder:
         absent = [name for name in ("rmse", "mae") if fields[name] is None]
         text = json.dumps({k: v for k, v in fields.items() if k not in absent}, indent=1, default=str)
         write_atomically(self.path / "result.json", text + "\n")
-
-
-def claim(runs_dir: str, name: str, resume: bool) -> RunFolder:
-    """The folder for a run of this name, not yet created.
-
-    Raises:
-        UserError: a name that is no plain folder name; an earlier run of that name without ``resume``; nothing to
-            resume; results that resuming would replace by beginning again; a place that cannot be written.
-    """
-    if not name or name in (".", "..") or "/" in name or os.sep in name:
-        raise UserError(f"--run-name {name!r}: must be a plain folder name")
-    path = user_path(runs_dir) / name
-    started = (path / "config.gin").exists()
-    if resume and not started:
-        raise UserError(f"--resume: {path} holds no run; check --run-name and --runs-dir")
-    if started:
-        _check_earlier(path, resume)
-    parent = next(p for p in [path, *path.parents] if p.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise UserError(f"--runs-dir {runs_dir}: {parent} is not a writable folder; give another --runs-dir")
-    if shutil.disk_usage(parent).free < 64 * 2**20:
-        raise UserError(f"--runs-dir {runs_dir}: less than 64 MiB free; free some space or give another --runs-dir")
-    return RunFolder(path)
-
-
-def way_on(runs_dir: str, name: str, resume: str, options: Mapping[str, object]) -> tuple[bool, str | None]:
-    """Whether a run of this name goes on in its folder, and why there is nothing left to do (or ``None``).
-
-    Args:
-        resume: ``no``, ``yes``, or ``auto``: go on if a run has begun there, unless it has done what is asked.
-        options: what is asked now, by full name.
-    """
-    path = pathlib.Path(runs_dir) / name
-    if resume != "auto":
-        return resume == "yes", None
-    if not (path / "config.gin").exists():
-        return False, None
-    result = _read_result(path)
-    now = json.loads(json.dumps(dict(options), default=str))
-    then = result.get("config")
-    alike = isinstance(then, dict) and all(
-        now.get(option) == then.get(option)
-        for option in now.keys() | then.keys()
-        if option in ASKED or option not in FREE_ON_RESUME
-    )
-    if result.get("status") == "ok" and alike:
-        return True, f"{path}: the run is finished, nothing to do"
-    return True, None
-
-
-def _check_earlier(path: pathlib.Path, resume: bool) -> None:
-    """Whether a run may go on, or begin again, in the folder of an earlier one."""
-    found, results = newest(path / "checkpoints"), _has_results(path)
-    if resume and found is None and results:
-        raise UserError(
-            f"--resume: {path} has no checkpoint to go on from, and beginning again would replace its results; give "
-            "another --run-name (a run with --bind checkpoint.at_end=True can be resumed when it has ended)"
-        )
-    if not resume:
-        way_on = ", or --resume to go on from its newest checkpoint"
-        if found is None:
-            way_on = "" if results else ", or --resume to begin it again (it has neither checkpoint nor results)"
-        raise UserError(f"{path}: holds an earlier run; give another --run-name{way_on}")
-
-
-def _has_results(path: pathlib.Path) -> bool:
-    """Whether a run ended as asked, or with an evaluation; not one that was killed or stopped before any."""
-    result = _read_result(path)
-    return result.get("status") == "ok" or bool(result.get("auc"))
-
-
-def _read_result(path: pathlib.Path) -> dict[str, object]:
-    """``result.json`` of a run folder, empty where there is none to be read."""
-    try:
-        result = json.loads((path / "result.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return result if isinstance(result, dict) else {}

@@ -24,10 +24,10 @@ from generative_recommenders.errors import UserError
 from generative_recommenders.modules.table_names import feature_of_table
 from generative_recommenders.train.config import HOST, ShardingConfig
 from generative_recommenders.train.distributed import World
-from generative_recommenders.train.gin_files import nearest
 from generative_recommenders.train.hardware import DEVICE_KINDS, GIB
 from generative_recommenders.train.plan import Load, Machine, Planner, Solution, tables_of
 from generative_recommenders.train.plan_report import PlanReport, report
+from generative_recommenders.train.spelling import nearest
 
 # Writes the initial values of one shard: (table name, shard [rows, columns], first row, first column).
 ShardInit = Callable[[str, torch.Tensor, int, int], None]

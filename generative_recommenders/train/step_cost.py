@@ -37,20 +37,15 @@ def step_flops(sizes: DlrmHSTUConfig, samples: int, rows: float, computation: st
 
 def targets_only_decision(sizes: DlrmHSTUConfig) -> LastLayerDecision:
     """What the gate would decide for a training batch of one candidate per sequence on a GPU."""
-    gate = TargetsOnlyGate(
-        sizes.last_layer_targets_only,
-        sizes.targets_only_eval,
-        sizes.targets_only_several_targets,
-        sizes.targets_only_computation,
-    )
+    gate = TargetsOnlyGate.of(sizes)
     last = sizes.layer_config(sizes.hstu_num_layers - 1) if sizes.hstu_num_layers else None
     use = LastLayerUse(num_layers=sizes.hstu_num_layers, full_embeddings=sizes.return_full_embeddings)
     with FakeTensorMode():
-        rows = gpu_rows(sizes)
+        rows = _gpu_rows(sizes)
         return gate.decide(last, use, True, rows, rows.new_empty(1, dtype=torch.int64), TargetSummary(1, 1, 1, 1))[0]
 
 
-def gpu_rows(sizes: DlrmHSTUConfig) -> torch.Tensor:
+def _gpu_rows(sizes: DlrmHSTUConfig) -> torch.Tensor:
     """Rows of the stack on a GPU that is not there."""
     dtype = torch.float32 if sizes.autocast == "float32" else torch.bfloat16
     return torch.empty(0, sizes.hstu_embedding_dim, dtype=dtype, device="cuda")

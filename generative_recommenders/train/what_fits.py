@@ -53,7 +53,7 @@ class Outcome:
 def plan(setting: Setting) -> Outcome:
     """Plan one setting, on meta tensors."""
     config, work, machine = setting.config, setting.work, setting.machine
-    sizes = build.model_config(config.model, work)
+    sizes = build.run_sizes(config, work)
     with torch.device("meta"):
         model = DlrmHSTU(sizes, device="meta", embedding_device="meta")
     fuse_sparse_optimizer(sharding.table_parameters(model), config.optimizer)

@@ -16,6 +16,7 @@ from generative_recommenders.modules.targets_only import (
 )
 from generative_recommenders.ops import lmsd
 from generative_recommenders.ops.candidate_attention import COMPUTATIONS, CandidateRows, TargetSummary
+from generative_recommenders.ops.dispatch import Preference
 
 SIZES = dict(embedding_dim=32, num_heads=2, hidden_dim=8, attention_dim=16, max_seq_len=40)
 BATCHES = {
@@ -133,8 +134,6 @@ BLOCKED = {
 }
 USES = {
     "full embeddings": dict(full_embeddings=True),
-    "listwise": dict(listwise=True),
-    "interleaved": dict(interleaved_targets=True),
     "stack is empty": dict(num_layers=0),
 }
 
@@ -154,6 +153,11 @@ def test_static_conditions_of_the_layer_raise(name):
             decide(TargetsOnlyGate(enabled=True, eval_enabled=training), training=training, config=config)
         assert "TRITON_HSTU_LAST_LAYER_TARGETS_ONLY=0" in str(error.value) and "\n" not in str(error.value)
     assert decide(TargetsOnlyGate(), config=config).computation == "full"  # knob off: not consulted
+
+
+def test_a_backend_that_a_file_prefers_blocks_nothing():
+    config = STULayerConfig(**SIZES, backend=Preference("CUDNN", "a file"))
+    assert static_blockers(config, LastLayerUse(num_layers=2)) == []
 
 
 @pytest.mark.parametrize("name", USES)

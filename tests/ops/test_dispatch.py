@@ -1,5 +1,8 @@
 """What would run and why not the better: one table per op, asked without tensors and without a GPU."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -9,7 +12,7 @@ from generative_recommenders.ops.attention.call import AttentionShape
 from generative_recommenders.ops.candidate_attention.attention import CANDIDATE_ATTENTION
 from generative_recommenders.ops.candidate_attention.call import CandidateShape
 from generative_recommenders.ops.candidate_attention.rows import TargetSummary
-from generative_recommenders.ops.dispatch import Backend, BackendUnavailable, explain
+from generative_recommenders.ops.dispatch import Backend, BackendUnavailable, Preference, explain, pack, unpack
 from generative_recommenders.ops.encode.backends import ENCODE, EncodeShape
 from generative_recommenders.ops.lmsd.backends import LMSD
 from generative_recommenders.ops.lmsd.contract import LmsdConfig, LmsdShape
@@ -89,3 +92,38 @@ def test_a_backend_that_an_op_does_not_have():
     assert explain(ATTENTION, call, "CUDNN").reasons[Backend.CUDNN] == "this op has no such backend"
     with pytest.raises(BackendUnavailable, match="no such backend"):
         ATTENTION.choose(call, "CUDNN")
+
+
+@pytest.mark.parametrize(
+    "environment, runs, source",
+    [
+        ({}, "PYTORCH", "a file"),
+        ({"HSTU_BACKEND": "TRITON"}, "TRITON", "environment variable HSTU_BACKEND"),
+        ({"HSTU_ATTENTION_BACKEND": "TRITON"}, "TRITON", "environment variable HSTU_ATTENTION_BACKEND"),
+        ({"HSTU_LMSD_BACKEND": "TRITON"}, "PYTORCH", "a file"),  # another op's
+    ],
+)
+def test_a_preference_is_weaker_than_any_variable_and_stronger_than_the_table(monkeypatch, environment, runs, source):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    call = describe(ATTENTION, GPU, torch.bfloat16)
+    choice = explain(ATTENTION, call, Preference("pytorch", "a file"))
+    assert (choice.backend, choice.source) == (Backend[runs], source)
+    assert explain(ATTENTION, call, "PYTORCH").backend is Backend.PYTORCH  # an argument beats both
+
+
+def test_a_preference_that_cannot_serve_names_who_asked():
+    with pytest.raises(BackendUnavailable, match=r"backend CUDNN \(from a file\) is unavailable"):
+        ATTENTION.choose(describe(ATTENTION, CPU, torch.float32), Preference("CUDNN", "a file"))
+    with pytest.raises(ValueError, match="backend 'QUICK' is not known"):
+        ATTENTION.choose(describe(ATTENTION, CPU, torch.float32), Preference("QUICK", "a file"))
+
+
+@pytest.mark.parametrize("request_", [None, Backend.TRITON, "triton", Preference("TRITON", "a file")])
+def test_what_is_asked_for_passes_through_an_operators_string(request_):
+    text = pack(request_)
+    assert type(text) is str
+    assert unpack(text) == (request_.value if isinstance(request_, Backend) else request_)
+    if isinstance(request_, Preference):
+        for again in (unpack(text), copy.deepcopy(request_), pickle.loads(pickle.dumps(request_))):
+            assert type(again) is Preference and again.said_by == "a file"

@@ -11,7 +11,8 @@ import sys
 import torch
 
 from generative_recommenders.train import build, checkpoint, datasets, distributed, gin_files
-from generative_recommenders.train.checkpoint_meta import Progress, resolve
+from generative_recommenders.train.checkpoint_meta import resolve
+from generative_recommenders.train.progress import Progress
 
 tiny_module = runpy.run_path(str(pathlib.Path(__file__).with_name("launch_tiny.py")))
 

@@ -13,6 +13,7 @@ import torch
 from generative_recommenders.train import checkpoint, loop, run_folder
 from generative_recommenders.train.__main__ import main
 from generative_recommenders.train.loop import Trainer
+from generative_recommenders.train.progress import Progress
 
 DROPOUT = {"model.output_dropout_ratio": "0.2", "optimizer.warmup_steps": "4", "train.log_every": "1"}
 
@@ -259,7 +260,7 @@ def test_what_a_run_will_have_trained_is_counted_from_where_it_stands(max_steps,
         config=types.SimpleNamespace(train=types.SimpleNamespace(batch_size=16, max_steps=max_steps, mode="train")),
         world=types.SimpleNamespace(size=2),
         phases=[types.SimpleNamespace(num_samples=samples) for samples in (70, 30, 70, 30)],
-        progress=checkpoint.Progress(**stands_at),
+        progress=Progress(**stands_at),
     )
     assert Trainer.samples_at_end(trainer) == wanted
 

@@ -141,7 +141,6 @@ def test_the_resolved_configuration_reloads_to_the_same_values(small_config, tmp
     saved.write_text(config.to_gin())
     again = gin_files.load([str(saved)])
     assert again.values() == config.values()
-    assert again.fingerprint() == config.fingerprint()
     every = {f"{s}.{f.name}" for s, c in sections.SECTIONS.items() for f in dataclasses.fields(c)}
     assert set(config.values()) >= every
 
@@ -196,8 +195,8 @@ def test_one_load_leaves_nothing_for_the_next(small_config):
 
 
 def test_every_environment_option_is_a_declared_knob():
-    names = [f.metadata["environment"] for c in sections.SECTIONS.values() for f in dataclasses.fields(c)]
-    assert {name for name in names if name} <= set(settings.knobs())
+    variables = [option.variable for option in sections.section_options().values()]
+    assert {variable.name for variable in variables if variable} <= set(settings.knobs())
 
 
 @pytest.mark.parametrize(

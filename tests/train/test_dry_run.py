@@ -124,11 +124,51 @@ def test_another_kind_of_gpu(dry):
     assert "plain Triton: none are written for AMD Instinct MI300X" in out
 
 
+def backends(out):
+    """What the dry run says of each op and of the fused functions."""
+    lines = out.split("Backends of the ops")[1].splitlines()[1:]
+    return dict(line.strip().split(": ", 1) for line in lines)
+
+
+def test_every_op_s_backend_is_told(dry):
+    found = backends(dry()[1])
+    assert {found[op] for op in ("encode", "attention", "lmsd", "candidate_attention")} == {
+        "TRITON (the automatic choice)"
+    }
+
+
 def test_backends_that_are_asked_for(dry, monkeypatch):
     monkeypatch.setenv("HSTU_BACKEND", "PYTORCH")
     _, out, _ = dry()
+    found = backends(out)
+    for op in ("encode", "attention", "lmsd", "candidate_attention"):
+        assert found[op].startswith("PYTORCH (environment variable HSTU_BACKEND); not TRITON: "), op
     assert "step by step: attention runs on PYTORCH" in out
     assert "warning: memory above is that of the fused kernels" in out
+
+
+def test_an_op_s_own_variable_beats_a_gin_file_s_backend_as_in_a_run(dry, monkeypatch, tmp_path):
+    monkeypatch.setenv("HSTU_ATTENTION_BACKEND", "PYTORCH")
+    config = tmp_path / "with_backend.gin"
+    config.write_text(f"include '{FIVE_B}'\nmodel.backend = 'TRITON'\n")
+    found = backends(dry(config=str(config))[1])
+    assert found["attention"].startswith("PYTORCH (environment variable HSTU_ATTENTION_BACKEND)")
+    assert found["lmsd"] == "TRITON (option model.backend)"
+    bound = backends(dry("--bind", "model.backend=TRITON")[1])
+    assert bound["attention"] == "TRITON (the backend argument)"
+
+
+def test_why_not_the_better_backend(dry):
+    found = backends(dry("--bind", "model.hstu_attn_qk_dim=512", "--bind", "train.batch_size=128")[1])
+    assert found["attention"] == (
+        "PYTORCH (the automatic choice); not TRITON: d_qk=512, d_v=128: kernels go up to 256 per head"
+    )
+
+
+def test_a_backend_that_needs_a_gpu_to_be_asked_is_refused_in_one_line(dry, monkeypatch):
+    monkeypatch.setenv("HSTU_LMSD_BACKEND", "CUDNN")
+    status, _, err = dry()
+    assert status == 2 and err.startswith("error: lmsd: backend CUDNN (from environment variable HSTU_LMSD_BACKEND)")
 
 
 def test_why_not_candidates_alone(dry):

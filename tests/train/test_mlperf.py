@@ -8,6 +8,7 @@ import pytest
 
 from generative_recommenders.train import gin_files, loop, mlperf, run_folder
 from generative_recommenders.train.__main__ import main
+from generative_recommenders.train.evaluation_schedule import EvalSchedule
 from generative_recommenders.train.loop import Trainer
 
 ONCE = """init_start init_stop run_start run_stop seed global_batch_size submission_benchmark opt_name opt_sparse_name
@@ -30,14 +31,14 @@ def test_the_first_evaluation_follows_the_batch_size(batch, block):
 
 
 def test_an_evaluation_is_due_once_a_point():
-    schedule = mlperf.EvalSchedule(first=64, every=32)
+    schedule = EvalSchedule(first=64, every=32)
     last, at = -1, []
     for samples in range(16, 200, 16):
         if schedule.due(samples, last):
             at.append(samples)
             last = samples
     assert at == [64, 96, 128, 160, 192]
-    assert not mlperf.EvalSchedule(0, 0).due(100, -1)
+    assert not EvalSchedule(0, 0).due(100, -1)
 
 
 def test_the_learning_rate_range_scales_with_the_batch():

@@ -15,6 +15,7 @@ from generative_recommenders.data.events.__main__ import main as prepare
 from generative_recommenders.data.movielens import movielens_small
 from generative_recommenders.data.synthetic import synthetic_yambda
 from generative_recommenders.errors import UserError
+from generative_recommenders.options import declared
 from generative_recommenders.train import build, config, datasets, distributed, gin_files
 from generative_recommenders.train.__main__ import main
 from generative_recommenders.train.evaluation import run_model
@@ -33,7 +34,8 @@ WITH_EDGE = {"model.hstu_embedding_dim=8192": ["model.hstu_num_layers=1", "model
 
 def edges(field):
     """Low, low + 1, an odd number and high of a field with a range; fractions: both ends."""
-    low, high, step = field.metadata["low"], field.metadata["high"], field.metadata["multiple_of"] or 1
+    about = declared(field)
+    low, high, step = about.low, about.high, about.multiple_of or 1
     if low is None:
         return []
     whole = "int" in str(field.type)
@@ -110,7 +112,7 @@ def test_the_edges_of_the_model_work_on_a_gpu(gpu_step):
 def test_beyond_an_edge_is_refused_with_the_range():
     for name, cls in config.SECTIONS.items():
         for field in dataclasses.fields(cls):
-            low, high = field.metadata["low"], field.metadata["high"]
+            low, high = declared(field).low, declared(field).high
             beyond = [low - 1] if low is not None else []
             beyond += [high + 1] if high is not None else []
             beyond += [2**62, 10**400, float("nan"), float("inf")] if low is not None else []

@@ -1,10 +1,12 @@
 """Plans of the public benchmark on meta tensors, and what the planner is told."""
 
+import dataclasses
 import pathlib
 
 import pytest
 import torch
 
+from generative_recommenders.data.schema import FeatureSchema
 from generative_recommenders.errors import UserError
 from generative_recommenders.modules.dlrm_hstu import embedding_configs
 from generative_recommenders.train import hardware, mlperf, plan
@@ -210,6 +212,27 @@ def test_a_manifest_wins_over_the_published_sizes(tmp_path):
     (tmp_path / "cache" / "5b").mkdir(parents=True)
     with pytest.raises(UserError, match="not complete"):
         outcome(bind=[f"yambda.path='{tmp_path}'"])
+
+
+def test_tables_of_features_whose_names_are_escaped_are_known_by_the_features():
+    where = {"geo.city": "host", "type": "table_wise"}
+    setting = read_setting(DryRunArguments(FIVE_B, (f"sharding.tables={where}",), host_memory="1TiB"))
+    rows = {"item_id": 9000, "geo.country": 3000, "uid": 1000, "geo.city": 2000, "type": 4000}
+    schema = FeatureSchema(("item_id", "geo.country"), ("uid", "geo.city", "type"), rows)
+    work = dataclasses.replace(setting.work, schema=schema)
+    found = solve(dataclasses.replace(setting, work=work)).plan
+    tables = {table.name: table for table in found.tables}
+    assert {name: table.rows for name, table in tables.items()} == rows
+    assert [name for name, table in tables.items() if table.placement == "host"] == ["geo.city"]
+    assert [name for name, table in tables.items() if table.layout == "table_wise"] == ["type"]
+    assert tables["geo.country"].mean_lookups == pytest.approx(1024 * (work.mean_rows - 3))
+    assert tables["geo.city"].mean_lookups == tables["type"].mean_lookups == 1024
+    assert [table.kind for table in found.tables] == ["context"] * 3 + ["item"] * 2
+
+
+def test_a_sharding_of_escaped_tables_is_refused_under_the_feature_s_name():
+    with pytest.raises(UserError, match="sharding.tables names 'geo.country'"):
+        outcome(bind=["sharding.tables={'geo.country': 'row_wise'}"])
 
 
 def test_no_process_group_is_made():

@@ -16,11 +16,11 @@ import torch
 from generative_recommenders import settings
 from generative_recommenders.train import datasets, flop_meter, optimizers, run_folder, signals
 from generative_recommenders.train.__main__ import main
-from generative_recommenders.train.checkpoint import Progress
+from generative_recommenders.train.datasets import DATA_OPTIONS
 from generative_recommenders.train.flop_meter import FlopMeter
 from generative_recommenders.train.flops import PEAK_TFLOPS
 from generative_recommenders.train.loop import Trainer
-from generative_recommenders.train.options_table import DATA_OPTIONS
+from generative_recommenders.train.progress import Progress
 from generative_recommenders.train.reporting import Reporter
 from generative_recommenders.train.run_folder import Result
 

@@ -28,11 +28,11 @@ def _why_not_triton(call: EncodeShape) -> str | None:
 ENCODE = Op("encode", {Backend.TRITON: Implementation(_why_not_triton), Backend.PYTORCH: Implementation(never)})
 
 
-def why_not_fused(rows: torch.Tensor, *widths: int, backend: Backend | str | None = None) -> str | None:
+def why_not_fused(rows: torch.Tensor | EncodeShape, *widths: int, backend: Backend | str | None = None) -> str | None:
     """Why the functions of this package cannot serve, or ``None``.
 
     Args:
-        rows: a tensor of the call's device and dtype.
+        rows: a tensor of the call's device and dtype, or these alone.
         widths: numbers of columns that are normalised, D or the hidden width.
         backend: "TRITON" or "PYTORCH"; None takes HSTU_ENCODE_BACKEND, HSTU_BACKEND, or TRITON on a GPU.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from generative_recommenders.ops.dispatch import Backend
+from generative_recommenders.ops.dispatch import Backend, pack, unpack
 from generative_recommenders.ops.lmsd import backends, contract, reference
 from generative_recommenders.ops.lmsd.contract import LmsdConfig
 
@@ -48,10 +48,10 @@ def hstu_lmsd(
     Raises:
         TypeError, ValueError: as ``hstu_lmsd_forward``.
     """
-    name = "" if backend is None else getattr(backend, "value", backend)
     number, tensor = (0, seed) if isinstance(seed, torch.Tensor) else (seed, None)
     flags = (apply_u_silu, concat_u, concat_x, num_groups)
-    return _lmsd_forward(x, u, weight, bias, row_indices, tensor, number, eps, dropout_ratio, *flags, name)[0]
+    asked = pack(backend)
+    return _lmsd_forward(x, u, weight, bias, row_indices, tensor, number, eps, dropout_ratio, *flags, asked)[0]
 
 
 @torch.library.custom_op("generative_recommenders::lmsd_forward", mutates_args=())
@@ -76,7 +76,7 @@ def _lmsd_forward(
     contract.check_inputs(x, u, weight, bias, cfg)
     contract.check_seed(drawn_from, x)
     contract.check_row_indices(row_indices, x)
-    implementation, aligned = backends.choose(backend or None, x, weight, bias, cfg, row_indices, drawn_from)
+    implementation, aligned = backends.choose(unpack(backend), x, weight, bias, cfg, row_indices, drawn_from)
     if aligned:
         x, u = contract.aligned(x), contract.aligned(u)
     y, mean, rstd, mask = implementation.forward(x, u, weight, bias, drawn_from, row_indices, cfg)
@@ -120,7 +120,7 @@ def _lmsd_backward(
     cfg = LmsdConfig(dropout_ratio, apply_u_silu, concat_u, concat_x, num_groups, eps)
     kept = mask if dropout_ratio > 0 else None
     contract.check_saved(dy, x, mean, rstd, kept, cfg)
-    implementation, aligned = backends.choose(backend or None, x, weight, bias, cfg)
+    implementation, aligned = backends.choose(unpack(backend), x, weight, bias, cfg)
     if aligned:
         x, u = contract.aligned(x), contract.aligned(u)
     assert implementation.backward is not None

@@ -35,6 +35,8 @@ def why_not(call: LmsdShape) -> str | None:
     """Why the package cannot take this call, or ``None``. Cheap reasons first; nothing is imported before they pass."""
     if call.device.type != "cuda":
         return f"tensors are on {call.device}: it needs an SM10x GPU"
+    if not torch.cuda.is_available():  # a call that is only asked about
+        return why_not_this_call(call) or "it needs an SM10x GPU; this machine has no GPU"
     capability = torch.cuda.get_device_capability(call.device)
     if capability[0] != 10:
         return f"it needs an SM10x GPU; this one is SM{capability[0]}{capability[1]}"

@@ -5,6 +5,6 @@
 """
 
 from generative_recommenders.ops.stu.call import OutputParameters
-from generative_recommenders.ops.stu.layer import hstu_layer, why_not_fused
+from generative_recommenders.ops.stu.layer import hstu_layer, why_not_fused, why_not_fused_shape
 
-__all__ = ["OutputParameters", "hstu_layer", "why_not_fused"]
+__all__ = ["OutputParameters", "hstu_layer", "why_not_fused", "why_not_fused_shape"]

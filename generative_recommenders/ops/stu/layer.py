@@ -19,7 +19,7 @@ import dataclasses
 import torch
 
 from generative_recommenders.ops.attention.backends import ATTENTION, kernels
-from generative_recommenders.ops.attention.call import AttentionCall
+from generative_recommenders.ops.attention.call import AttentionCall, AttentionShape
 from generative_recommenders.ops.attention.uvqk import Projection, UvqkParameters, compute_dtype
 from generative_recommenders.ops.checks import matrix, vector
 from generative_recommenders.ops.dispatch import Backend
@@ -41,16 +41,27 @@ def why_not_fused(
     Raises:
         BackendUnavailable: the backend asked for by name cannot serve attention or LMSD.
     """
+    return why_not_fused_shape(projection.shape(x), x.shape[0], projection, use_group_norm, backend)
+
+
+def why_not_fused_shape(
+    attention: AttentionShape,
+    rows: int,
+    projection: Projection,
+    use_group_norm: bool = False,
+    backend: Backend | str | None = None,
+) -> str | None:
+    """``why_not_fused`` of T = ``rows`` rows that need not be there: ``attention`` is what decides about theirs."""
     if use_group_norm:
         return "group norm"
     u_columns, columns = projection.u_columns, projection.columns
     if u_columns % 8 or columns % 8:
         return f"U's {u_columns} columns of {columns} are not multiples of 8"
-    chosen = ATTENTION.choose(projection.shape(x), backend)
+    chosen = ATTENTION.choose(attention, backend)
     if chosen is not Backend.TRITON:
         return f"attention runs on {chosen.value}"
-    dtype, plain = compute_dtype(x), LmsdConfig(0.0, True, True, True)
-    chosen = LMSD.choose(LmsdShape(x.device, dtype, (dtype, dtype), x.shape[0], u_columns, plain), backend)
+    dtype, plain = attention.product_dtype, LmsdConfig(0.0, True, True, True)
+    chosen = LMSD.choose(LmsdShape(attention.device, dtype, (dtype, dtype), rows, u_columns, plain), backend)
     return None if chosen is Backend.TRITON else f"LMSD runs on {chosen.value}"
 
 
