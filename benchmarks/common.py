@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 import torch
 
+from generative_recommenders.disk import write_atomically
 from generative_recommenders.terminal import speak_any_encoding
 
 speak_any_encoding()
@@ -167,9 +168,7 @@ def write_records(file: str, records: list[dict], folder: pathlib.Path | None = 
     fresh = {key(r) for r in records}
     merged = [r for r in old if key(r) not in fresh] + records
     merged.sort(key=key)
-    partial = path.with_suffix(".json.partial")
-    partial.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_atomically(path, json.dumps(merged, indent=1) + "\n")
     return path
 
 

@@ -111,7 +111,8 @@ def quiet_loading() -> Iterator[None]:
 
 def why_not_loaded(error: BaseException) -> str:
     """One line on why the trainer's libraries cannot be loaded: what is missing and what to do."""
-    told, link = [], error
+    told: list[BaseException] = []
+    link: BaseException | None = error
     while link is not None:
         told.append(link)
         link = link.__cause__ or link.__context__

@@ -1,8 +1,9 @@
-"""A disk that is full, or a quota that is used up, whatever a library calls it."""
+"""Files written whole or not at all, and a disk that is full, or a quota used up, whatever a library calls it."""
 
 from __future__ import annotations
 
 import errno
+import os
 import pathlib
 import shutil
 
@@ -28,6 +29,20 @@ class DiskFull(OSError):
 
     def __str__(self) -> str:
         return self.args[0]
+
+
+def write_atomically(path: pathlib.Path, text: str) -> None:
+    """Write a text file: whatever happens in between, a kill included, it is the old one or the new one, whole."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # a name must not come onto the disk before what it names
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)  # cut off by a full disk, it is of no use
+        raise
 
 
 def is_full(error: BaseException | None) -> bool:

@@ -64,6 +64,12 @@ class Option:
     ranks_may_differ: bool = False
 
     @property
+    def variable_name(self) -> str:
+        """Name of the variable of an option that one sets."""
+        assert self.variable is not None
+        return self.variable.name
+
+    @property
     def bounds(self) -> str:
         """Range or choices, for messages and the options listing; empty where there are none."""
         if self.choices is not None:
@@ -82,7 +88,7 @@ def option(default: object, doc: str, **about: typing.Any) -> typing.Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def with_default(owner: type, name: str, default: object) -> typing.Any:
+def with_default(owner: typing.Any, name: str, default: object) -> typing.Any:
     """The option ``name`` of ``owner`` for a dataclass that inherits it and begins with another value."""
     inherited = owner.__dataclass_fields__[name]
     return dataclasses.field(default=default, metadata=inherited.metadata, kw_only=inherited.kw_only)
@@ -98,7 +104,7 @@ def options_of(owner: type) -> dict[str, Option]:
     return {field.name: declared(field) for field in dataclasses.fields(owner) if "option" in field.metadata}
 
 
-def convert(name: str, value: object, hint: object, about: Option) -> object:
+def convert(name: str, value: typing.Any, hint: object, about: Option) -> object:
     """The value in the field's type, or ``UserError`` naming the field, the value and what it may be."""
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if value is None and type(None) in kinds:

@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import math
 import os
+from typing import Any
 
 from generative_recommenders.errors import UserError
 from generative_recommenders.options import declared
@@ -32,7 +33,7 @@ class Knob:
 
     name: str
     kind: type
-    default: object
+    default: Any
     doc: str
     low: float | None = None
     high: float | None = None
@@ -106,7 +107,7 @@ def is_set(name: str) -> bool:
     return _REGISTRY[name].name in os.environ
 
 
-def get(name: str) -> object:
+def get(name: str) -> Any:
     """The knob's value: from the environment, else its default.
 
     Raises ``KeyError`` for an undeclared name, ``UserError`` for a value that does not parse.
@@ -170,14 +171,14 @@ def lonely_task() -> str | None:
     size, on_host = _number("WORLD_SIZE") or 1, _number("LOCAL_WORLD_SIZE")
     count = next((name for name in _TASKS if _number(name) is not None), None)
     nodes = next((name for name in _NODES if _number(name) is not None), None)
-    if count is not None and size == 1 and _number(count) > 1:
+    if count is not None and size == 1 and (_number(count) or 0) > 1:
         if _number(_TASKS[count]):
             return None
         return (
             f"{count}={_number(count)}, but this process is a run of its own, and so is each of the others; start the "
             "ranks of one run with torchrun (docs/training.md, Several hosts), or a single task"
         )
-    if nodes is not None and size == on_host and size > 1 and _number(nodes) > 1:
+    if nodes is not None and size == on_host and size > 1 and (_number(nodes) or 0) > 1:
         if _number("SLURM_NODEID") or _number("RANK"):
             return None
         return (
@@ -189,7 +190,7 @@ def lonely_task() -> str | None:
 
 def _number(name: str) -> int | None:
     text = os.environ.get(name, "").strip()
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None
 
 
 def share_cores_politely() -> None:
@@ -203,6 +204,7 @@ def share_cores_politely() -> None:
 def _of_option(field: dataclasses.Field) -> Knob:
     """The variable that sets an option, as the option declares it."""
     about = declared(field)
+    assert about.variable is not None
     kind = str if field.default is None else type(field.default)
     default = field.default if about.variable.shows_default else None
     return Knob(about.variable.name, kind, default, about.variable.doc, about.low, about.high, about.choices)

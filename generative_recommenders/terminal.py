@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -39,9 +40,11 @@ def speak_any_encoding() -> None:
     encoding the bytes of a file name that are no text.
     """
     for stream in (sys.stdout, sys.stderr):
-        if getattr(stream, "errors", None) in ("strict", "backslashreplace") and hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="plain_text")
-        elif getattr(stream, "errors", None) == "surrogateescape" and not _is_unicode(stream.encoding):
+        if not isinstance(stream, io.TextIOWrapper):
+            continue  # something that takes text and is no file, as a test's
+        if stream.errors in ("strict", "backslashreplace") or (
+            stream.errors == "surrogateescape" and not _is_unicode(stream.encoding)
+        ):
             stream.reconfigure(errors="plain_text")
 
 

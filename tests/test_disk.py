@@ -79,3 +79,19 @@ def test_generated_data_on_a_full_disk(tmp_path):
     done = subprocess.run([sys.executable, "-c", limited, tmp_path], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and done.stderr.startswith("error: no space left on the disk"), done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "state.json"
+    disk.write_atomically(path, "é old\n")
+    assert path.read_bytes() == "é old\n".encode()
+
+    def full(_):
+        assert path.read_text(encoding="utf-8") == "é old\n"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(disk.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        disk.write_atomically(path, "new\n" * 1000)
+    assert [each.name for each in tmp_path.iterdir()] == ["state.json"]
+    assert path.read_text(encoding="utf-8") == "é old\n"

@@ -56,3 +56,13 @@ def test_a_misspelt_variable_is_noticed(monkeypatch):
     monkeypatch.setenv("HSTU_BACKEND", "TRITON")
     (warning,) = [each for each in settings.strangers() if "HSTU_BACKENDS" in each or "HSTU_PYTHON" in each]
     assert "HSTU_BACKENDS" in warning and "did you mean HSTU_BACKEND?" in warning
+
+
+def test_what_is_no_number_of_a_schedulers_is_passed_over(monkeypatch):
+    for name in (*settings._TASKS, *settings._TASKS.values(), *settings._NODES, "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for text in ("²", "4(x2)", "", "-1"):
+        monkeypatch.setenv("SLURM_NTASKS", text)
+        assert settings.lonely_task() is None
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    assert "SLURM_NTASKS=4" in settings.lonely_task()

@@ -1,7 +1,8 @@
-"""The linter, part of the full tier, and what it does not look for: what a reader can take in."""
+"""Linter, formatter and type checker, and what they do not look for: what a reader can take in."""
 
 import ast
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -12,10 +13,26 @@ PACKAGE = REPO / "generative_recommenders"
 MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 450, 60
 
 
-@pytest.mark.slow
-def test_the_repository_is_clean_by_the_linter():
-    done = subprocess.run([sys.executable, "-m", "ruff", "check", str(REPO)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+CHECKS = {
+    "linter": ("ruff", "check", "--no-cache", "."),
+    "formatter": ("ruff", "format", "--check", "--no-cache", "."),
+    "type checker": ("mypy",),
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_repository_is_clean_by_the(check):
+    done = subprocess.run([sys.executable, "-m", *CHECKS[check]], cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_ignored_finding_is_named():
+    places = []
+    for path in sorted((REPO / "generative_recommenders").rglob("*.py")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if re.search(r"# type: ignore(?!\[)|# mypy: |# noqa(?!: )", line):
+                places.append(f"{path.relative_to(REPO)}:{number}")
+    assert places == []
 
 
 @pytest.mark.parametrize("folder", ["generative_recommenders", "benchmarks"])

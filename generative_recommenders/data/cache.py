@@ -9,25 +9,25 @@ event type, is_organic, played ratio), items by their original ids. Dense ids ke
 order, threads and memory limits leave no trace in the bytes. A cache that extends an earlier one keeps that one's
 numbers: its new ids follow, in their order, and a user or an item that it knows may have no event.
 
-Anchors. An anchor is a listen with a known outcome (``bits`` is 1 or 4) that has at least ``min_history`` events of its
-user, of whatever kind, with a **strictly smaller** time. Counting strictly smaller times makes the set of samples
-independent of anything that happens at or after an anchor, and equal for both rules of ``history_ties``.
+Anchors are the events that samples predict (anchor_rule.py).
 """
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import functools
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from generative_recommenders.data.anchor_rule import find_anchors
+from generative_recommenders.data.cache_check import check_shapes, check_values
+from generative_recommenders.data.cache_columns import COLUMN_TYPES, CacheColumns
 from generative_recommenders.data.identity import UnknownIds, Vocabulary, content_of_columns, content_of_manifest
-from generative_recommenders.data.schema import LISTEN_PLUS, SKIP
 from generative_recommenders.data.vocabulary_files import vocabularies_of
 from generative_recommenders.errors import UserError
 from generative_recommenders.paths import user_path
@@ -38,110 +38,13 @@ EXTENDED_VERSION = 2
 MANIFEST = "manifest.json"
 MARKER = "COMPLETE"
 
-#: Columns every cache has, and their types on disk. ``anchors`` is u32 where every event number fits, else i64.
-COLUMN_TYPES = {
-    "user_offsets": np.int64,
-    "user_ids": np.int64,
-    "item": np.uint32,
-    "time": np.uint32,
-    "bits": np.uint8,
-    "organic": np.uint8,
-    "item_count": np.int64,
-    "anchors": None,
-}
 ATTRIBUTE_PREFIX = "attribute_"
 CONTEXT_PREFIX = "context_"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class EventCache:
-    """Events of all users in columns; E events, U users, V items with reserved id 0, A anchors.
-
-    ``user_offsets`` int64 [U+1]: events of user u are [user_offsets[u], user_offsets[u+1]). ``user_ids`` int64 [U]:
-    original ids, ascending (in an extension, generation by generation); the feature value of user u is u + 1. ``item``
-    u32 [E]: dense item id, 0 unknown. ``time`` u32 [E]: seconds. ``bits`` u8 [E]: 1 listen_plus, 2 like, 4 skip, 0 an
-    event that enters no history. ``organic`` u8 [E]: 0 or 1. ``attributes``: name → u32 [V], the dense attribute id of
-    each item, 0 unknown.
-    ``context``: name → u32 [E], further contextual values known at request time, 0 unknown. ``labels``:
-    name → int64 [E], outcomes beside ``bits``; never features. ``vocab``: name → rows of the id space (max id + 1), for
-    ``uid``, ``item_id``, every attribute and every context column. ``item_count``
-    int64 [V]: events per item. ``anchors`` u32 or int64 [A]: event numbers, ascending by (time, user, position): turn
-    them into int64 before arithmetic. ``counters``: events per type, nulls and unknown ids met during preparation.
-    ``ids``: the raw ids behind each space of ``vocab``, where they are known. ``manifest``: of a prepared cache, which
-    vouches for its columns; whoever replaces columns drops it.
-    """
-
-    user_offsets: np.ndarray
-    user_ids: np.ndarray
-    item: np.ndarray
-    time: np.ndarray
-    bits: np.ndarray
-    organic: np.ndarray
-    attributes: Mapping[str, np.ndarray]
-    vocab: Mapping[str, int]
-    item_count: np.ndarray
-    anchors: np.ndarray
-    min_history: int
-    context: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    labels: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    counters: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    ids: Mapping[str, Vocabulary] = dataclasses.field(default_factory=dict)
-    manifest: Mapping | None = dataclasses.field(default=None, repr=False)
-    path: pathlib.Path | None = None
-
-    @property
-    def num_events(self) -> int:
-        """E."""
-        return len(self.item)
-
-    @property
-    def num_users(self) -> int:
-        """U."""
-        return len(self.user_ids)
-
-    @property
-    def num_anchors(self) -> int:
-        """A."""
-        return len(self.anchors)
-
-    @property
-    def anchor_time(self) -> np.ndarray:
-        """u32 [A], ascending: the time of every anchor. Gathers all of them; ``anchor_range`` does not."""
-        return self.time[self.anchors]
-
-    def anchor_range(self, start: int, end: int) -> tuple[int, int]:
-        """(lo, hi) such that ``anchors[lo:hi]`` are the anchors with ``start <= time < end``: two binary searches."""
-        numbers = range(self.num_anchors)
-        lo = bisect.bisect_left(numbers, start, key=self._time_of_anchor)
-        return lo, bisect.bisect_left(numbers, max(start, end), lo=lo, key=self._time_of_anchor)
-
-    def _time_of_anchor(self, number: int) -> int:
-        return int(self.time[self.anchors[number]])
-
-    def time_range(self) -> tuple[int, int]:
-        """Smallest and largest anchor time; ``UserError`` if there is no anchor."""
-        if not self.num_anchors:
-            if not np.isin(self.bits, (LISTEN_PLUS, SKIP)).any():
-                raise UserError(f"{self.name} has no sample: none of its events has a positive or negative outcome")
-            raise UserError(f"{self.name} has no sample: no listen has min_history={self.min_history} earlier events")
-        return self._time_of_anchor(0), self._time_of_anchor(self.num_anchors - 1)
-
-    def user_of(self, events: np.ndarray) -> np.ndarray:
-        """int64 user number of each event number."""
-        return np.searchsorted(self.user_offsets, np.asarray(events, dtype=np.int64), side="right") - 1
-
-    @property
-    def cross_users(self) -> int:
-        """Users that the tables of crosses are sized by: U, unless preparation fixed another number."""
-        return (self.manifest or {}).get("cross_users", self.num_users)
-
-    @property
-    def generations(self) -> Mapping[str, Sequence[int]]:
-        """Id space → how many ids it had after each preparation of a chain of extensions; empty without extension.
-
-        Ids ascend by their originals within a generation.
-        """
-        return (self.manifest or {}).get("generations", {})
+class EventCache(CacheColumns):
+    """Columns of events that are prepared on disk or made in memory, and what they stand for."""
 
     @functools.cached_property
     def content(self) -> str:
@@ -160,15 +63,8 @@ class EventCache:
             return self.ids[space]
         return UnknownIds(self.vocab[space], self.content, f"{self.name} has no raw ids of {space!r}, only dense ones")
 
-    @property
-    def name(self) -> str:
-        """How messages call this cache."""
-        return "the event cache in memory" if self.path is None else f"the event cache {self.path}"
-
     def validate(self) -> EventCache:
         """Check shapes, types, ranges and order of everything; ``UserError`` names the first fault. Reads it all."""
-        from generative_recommenders.data.cache_check import check_shapes, check_values
-
         check_shapes(self)
         check_values(self)
         return self
@@ -178,7 +74,9 @@ class EventCache:
         """Map a prepared cache. ``UserError`` if it is absent, incomplete, of another version or of the wrong size."""
         folder = user_path(path)
         manifest = read_manifest(folder)
-        columns = {name: _map_column(folder, name, entry) for name, entry in manifest["columns"].items()}
+        columns: dict[str, Any] = {
+            name: _map_column(folder, name, entry) for name, entry in manifest["columns"].items()
+        }
         missing = [name for name in COLUMN_TYPES if name not in columns]
         if missing:
             raise UserError(f"{folder / MANIFEST} lists no column {missing[0]!r}: prepare the cache again")
@@ -226,7 +124,8 @@ def cache_from_events(
     offsets = np.zeros(len(user_ids) + 1, np.int64)
     np.cumsum(np.bincount(user_number, minlength=len(user_ids)), out=offsets[1:])
     times, sorted_bits = columns["time"][order].astype(np.uint32), columns["bits"][order].astype(np.uint8)
-    tables, raw = {}, {"uid": user_ids, "item_id": item_ids}
+    tables: dict[str, np.ndarray] = {}
+    raw: dict[str, Sequence[int] | Sequence[str] | np.ndarray] = {"uid": user_ids, "item_id": item_ids}
     for name, mapping in (attributes or {}).items():
         tables[name], raw[name] = _dense_attribute(item_ids, mapping)
     raw |= {name: ids for name, (ids, _) in renumbered.items()}
@@ -246,44 +145,6 @@ def cache_from_events(
         min_history=min_history,
         counters={"events": len(order)},
     ).validate()
-
-
-def find_anchors(user_offsets: np.ndarray, time: np.ndarray, bits: np.ndarray, min_history: int) -> np.ndarray:
-    """Event numbers of the anchors (module docstring), ascending by (time, user, position); u32 or int64."""
-    eligible = eligible_events(user_offsets, time, bits, min_history)
-    anchors = eligible[np.argsort(time[eligible], kind="stable")]
-    return anchors.astype(anchor_type(len(time)))
-
-
-def eligible_events(user_offsets: np.ndarray, time: np.ndarray, bits: np.ndarray, min_history: int) -> np.ndarray:
-    """Ascending int64 event numbers of the anchors among the events of some users, by user and position."""
-    users = np.repeat(threshold_of_users(user_offsets, time, min_history), np.diff(user_offsets))
-    return np.flatnonzero((time > users) & ((bits == LISTEN_PLUS) | (bits == SKIP)))
-
-
-def threshold_of_users(user_offsets: np.ndarray, time: np.ndarray, min_history: int) -> np.ndarray:
-    """int64 [U]: an event has min_history strictly earlier ones of its user exactly if its time is larger than this."""
-    if min_history == 0:
-        return np.full(len(user_offsets) - 1, -1, np.int64)
-    threshold = np.full(len(user_offsets) - 1, 2**32, np.int64)
-    enough = np.diff(user_offsets) > min_history
-    threshold[enough] = time[user_offsets[:-1][enough] + min_history - 1]
-    return threshold
-
-
-def user_chunks(user_offsets: np.ndarray, events: int) -> Iterator[tuple[int, int]]:
-    """(first, last + 1) of runs of whole users with at most ``events`` events each, or one user with more."""
-    first, users = 0, len(user_offsets) - 1
-    while first < users:
-        last = int(np.searchsorted(user_offsets, user_offsets[first] + events, side="right")) - 1
-        last = min(max(last, first + 1), users)
-        yield first, last
-        first = last
-
-
-def anchor_type(num_events: int) -> type:
-    """Smallest of u32 and int64 that numbers this many events."""
-    return np.uint32 if num_events <= 2**32 else np.int64
 
 
 def column_file(name: str) -> str:
@@ -341,8 +202,8 @@ def _dense_attribute(
 ) -> tuple[np.ndarray, Sequence[int] | Sequence[str]]:
     """u32 [V], and the original ids in the order of the dense ones."""
     raw = [mapping.get(int(item)) for item in item_ids]
-    known = sorted({value for value in raw if value is not None})
-    number = {value: index + 1 for index, value in enumerate(known)}
+    known: list = sorted({value for value in raw if value is not None})
+    number: dict[int | str | None, int] = {value: index + 1 for index, value in enumerate(known)}
     table = np.array([0] + [number.get(value, 0) for value in raw], dtype=np.uint32)
     return table, known
 

@@ -6,14 +6,8 @@ import itertools
 
 import numpy as np
 
-from generative_recommenders.data.cache import (
-    COLUMN_TYPES,
-    EventCache,
-    anchor_type,
-    eligible_events,
-    threshold_of_users,
-    user_chunks,
-)
+from generative_recommenders.data.anchor_rule import anchor_type, eligible_events, threshold_of_users, user_chunks
+from generative_recommenders.data.cache_columns import COLUMN_TYPES, CacheColumns
 from generative_recommenders.data.schema import LISTEN_PLUS, SKIP
 from generative_recommenders.errors import UserError
 
@@ -21,7 +15,7 @@ from generative_recommenders.errors import UserError
 PIECE = 2**22
 
 
-def check_shapes(cache: EventCache) -> None:
+def check_shapes(cache: CacheColumns) -> None:
     events, items = cache.num_events, len(cache.item_count)
     expected = {"time": events, "bits": events, "organic": events, "user_offsets": cache.num_users + 1}
     found = {name: getattr(cache, name) for name in COLUMN_TYPES}
@@ -42,7 +36,7 @@ def check_shapes(cache: EventCache) -> None:
         raise UserError(f"{cache.name}: min_history is {cache.min_history}, expected 0 or more")
 
 
-def check_values(cache: EventCache) -> None:
+def check_values(cache: CacheColumns) -> None:
     """Offsets, ids within their vocabularies, order of events and anchors; ``UserError`` names the first fault."""
     offsets = cache.user_offsets
     least = 0 if cache.generations else 1  # an extension also knows users without events
@@ -66,7 +60,7 @@ def check_values(cache: EventCache) -> None:
     _check_anchors(cache, eligible)
 
 
-def _check_user_ids(cache: EventCache) -> None:
+def _check_user_ids(cache: CacheColumns) -> None:
     """All different, and ascending within each generation."""
     ends = [*cache.generations.get("uid", []), cache.num_users]
     for first, last in itertools.pairwise([0, *ends]):
@@ -76,7 +70,7 @@ def _check_user_ids(cache: EventCache) -> None:
         raise UserError(f"{cache.name}: user_ids hold a user twice")
 
 
-def _check_users(cache: EventCache, first: int, last: int) -> int:
+def _check_users(cache: CacheColumns, first: int, last: int) -> int:
     """Check bits and order of the users' events; returns how many are eligible as anchors."""
     start, stop = int(cache.user_offsets[first]), int(cache.user_offsets[last])
     offsets = cache.user_offsets[first : last + 1] - start
@@ -89,7 +83,7 @@ def _check_users(cache: EventCache, first: int, last: int) -> int:
     return len(eligible_events(offsets, time, bits, cache.min_history))
 
 
-def _check_anchors(cache: EventCache, eligible: int) -> None:
+def _check_anchors(cache: CacheColumns, eligible: int) -> None:
     """As many anchors as eligible events, each eligible, strictly ascending by (time, event): so all of them, once."""
     fault = UserError(f"{cache.name}: anchors are not the eligible listens in time order")
     if len(cache.anchors) != eligible:

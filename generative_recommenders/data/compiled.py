@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import numba
 from numba.core.caching import NullCache
@@ -17,7 +18,7 @@ def compiled(function: Callable) -> Callable:
     numba's own ``cache=True`` raises when the function is defined if neither the package's ``__pycache__`` nor a folder
     of the user can be written, and when it is called if the disk is full or a cached file is damaged.
     """
-    loop = numba.njit(nogil=True)(function)
+    loop: Any = numba.njit(nogil=True)(function)
     try:
         loop.enable_caching()
     except RuntimeError:
@@ -38,7 +39,7 @@ class _Nowhere(NullCache):
         _say("neither the package's nor the user's folder can be written")
 
 
-def _make_optional(cache: object) -> None:
+def _make_optional(cache: Any) -> None:
     """Let an entry that cannot be read be compiled again, and one that cannot be written be forgotten."""
     load, save = cache.load_overload, cache.save_overload
 

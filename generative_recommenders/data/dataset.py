@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,7 +18,15 @@ import numpy as np
 from generative_recommenders.data.batch import Batch
 from generative_recommenders.data.cache import EventCache
 from generative_recommenders.data.compiled import compiled
-from generative_recommenders.data.identity import DataIdentity, identity_of
+from generative_recommenders.data.crosses import cross_parts, is_cross
+from generative_recommenders.data.identity import (
+    SELF_EVIDENT,
+    CrossedIds,
+    DataIdentity,
+    UnknownIds,
+    Vocabulary,
+    digest_of,
+)
 from generative_recommenders.data.reader import BatchReader, HistoryOptions
 from generative_recommenders.data.schema import FeatureSchema
 from generative_recommenders.data.windows import Split, Window
@@ -69,7 +78,20 @@ class RankingDataset:
     @functools.cached_property
     def identity(self) -> DataIdentity:
         """What the rows of the tables stand for, and a fingerprint of all that a run trains on (identity.py)."""
-        return identity_of(self)
+        cache, schema = self.cache, self.schema
+        tables: dict[str, Vocabulary | UnknownIds | CrossedIds] = {}
+        for name, rows in schema.table_rows.items():
+            if is_cross(name):
+                parts = cross_parts(name)
+                spaces = [self.reader.key_source(name, part) for part in parts]
+                tables[name] = CrossedIds(rows, parts, {s: cache.ids_of(s) for s in spaces if s not in SELF_EVIDENT})
+            else:
+                tables[name] = cache.ids_of(name)
+        windows = [(window.start, window.end, window.num_samples) for window in [*self.windows, self.holdout]]
+        sizes = sorted(schema.table_rows.items())
+        features = [schema.item_features, schema.contextual_features, schema.label_features, sizes]
+        history = dataclasses.astuple(self.reader.history)
+        return DataIdentity(digest_of("data", cache.content, windows, history, features), tables)
 
     @property
     def history_length(self) -> int:

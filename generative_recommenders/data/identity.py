@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from generative_recommenders.data.crosses import HASH_RULE, cross_parts, is_cross
+from generative_recommenders.data.crosses import HASH_RULE
 from generative_recommenders.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow
-
-    from generative_recommenders.data.dataset import RankingDataset
 
 #: Parts of a cross that have no id space: their values mean the same in every data set.
 SELF_EVIDENT = ("hour", "is_organic")
@@ -51,7 +49,7 @@ class Vocabulary:
     @functools.cached_property
     def fingerprint(self) -> str:
         """sha256 of kind (whole numbers, text) and raw ids in the order of their rows; hexadecimal."""
-        return self.recorded or self.prefix(self.rows)
+        return self.recorded or fingerprint_of(self.read(), self.rows - 1)
 
     @functools.cached_property
     def kind(self) -> str | None:
@@ -124,7 +122,7 @@ class CrossedIds:
     def fingerprint(self) -> str:
         """Equal exactly if the same raw ids, all of them known, give the same rows; hexadecimal."""
         spaces = [(space, ids.rows, ids.fingerprint) for space, ids in self.vocabularies.items()]
-        return _digest("cross", HASH_RULE, self.rows, self.parts, spaces)
+        return digest_of("cross", HASH_RULE, self.rows, self.parts, spaces)
 
     def describe(self) -> dict:
         """What ``same_rows`` needs to know, for JSON: rows, parts, fingerprint, rows and fingerprint of each space."""
@@ -157,28 +155,6 @@ class DataIdentity:
     tables: Mapping[str, Vocabulary | UnknownIds | CrossedIds]
 
 
-def identity_of(dataset: RankingDataset) -> DataIdentity:
-    """The identity of a data set; reads no column of a prepared cache."""
-    cache, schema, history = dataset.cache, dataset.schema, dataset.reader.history
-    tables = {}
-    for name, rows in schema.table_rows.items():
-        if is_cross(name):
-            parts = cross_parts(name)
-            spaces = [dataset.reader.key_source(name, part) for part in parts]
-            tables[name] = CrossedIds(rows, parts, {s: cache.ids_of(s) for s in spaces if s not in SELF_EVIDENT})
-        else:
-            tables[name] = cache.ids_of(name)
-    windows = [(window.start, window.end, window.num_samples) for window in [*dataset.windows, dataset.holdout]]
-    content = _digest(
-        "data",
-        cache.content,
-        windows,
-        dataclasses.astuple(history),
-        [schema.item_features, schema.contextual_features, schema.label_features, sorted(schema.table_rows.items())],
-    )
-    return DataIdentity(content, tables)
-
-
 def fingerprint_of(pieces: Iterable[pyarrow.Array], count: int) -> str:
     """Fingerprint of the first ``count`` raw ids, however they are cut into pieces."""
     kind, left, lengths, values = None, count, hashlib.sha256(), hashlib.sha256()
@@ -193,7 +169,7 @@ def fingerprint_of(pieces: Iterable[pyarrow.Array], count: int) -> str:
     if left:
         raise ValueError(f"{count} ids were to be fingerprinted, {count - left} are there")
     # Without any id there is no kind: an empty column of a file may have been given any type.
-    return _digest("vocabulary", kind if count else "", count, lengths.hexdigest(), values.hexdigest())
+    return digest_of("vocabulary", kind if count else "", count, lengths.hexdigest(), values.hexdigest())
 
 
 def content_of_columns(columns: Mapping[str, np.ndarray], other: object) -> str:
@@ -201,15 +177,15 @@ def content_of_columns(columns: Mapping[str, np.ndarray], other: object) -> str:
     entries = []
     for name, column in sorted(columns.items()):
         data = np.ascontiguousarray(column)
-        entries.append((name, data.dtype.str, len(data), hashlib.sha256(memoryview(data).cast("B")).hexdigest()))
-    return _digest("columns", entries, other)
+        entries.append((name, data.dtype.str, len(data), hashlib.sha256(data.data.cast("B")).hexdigest()))
+    return digest_of("columns", entries, other)
 
 
 def content_of_manifest(manifest: Mapping, vocabularies: Mapping[str, Vocabulary]) -> str:
     """Fingerprint of a prepared cache: what its manifest says of the columns, and the raw ids behind them."""
     columns = sorted((name, entry["dtype"], entry["sha256"]) for name, entry in manifest["columns"].items())
     spaces = sorted((space, ids.rows, ids.fingerprint) for space, ids in vocabularies.items())
-    return _digest("cache", manifest["min_history"], columns, spaces)
+    return digest_of("cache", manifest["min_history"], columns, spaces)
 
 
 def _begins_with(ids: Vocabulary | UnknownIds, earlier: Mapping) -> bool:
@@ -239,10 +215,11 @@ def _update_text(lengths: hashlib._Hash, values: hashlib._Hash, piece: pyarrow.A
     """Hash the lengths and the bytes of texts apart, so that no two lists of texts look alike."""
     _, offsets, text = piece.buffers()
     ends = np.frombuffer(offsets, np.int64)[piece.offset : piece.offset + len(piece) + 1]
-    lengths.update(np.diff(ends).astype("<i8"))
+    lengths.update(np.diff(ends).astype("<i8").data)
     if text is not None:
         values.update(memoryview(text)[ends[0] : ends[-1]])
 
 
-def _digest(*parts: object) -> str:
+def digest_of(*parts: object) -> str:
+    """sha256 of anything that JSON can hold; hexadecimal."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=int).encode()).hexdigest()

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from generative_recommenders.data.baseline import auc, online_baseline
+from generative_recommenders.data.baseline import online_baseline
 from generative_recommenders.data.cache import EventCache, cache_from_events
 from generative_recommenders.data.crosses import cross_parts, is_cross, limit_rows
 from generative_recommenders.data.dataset import RankingDataset
@@ -29,6 +29,7 @@ from generative_recommenders.data.schema import LISTEN_PLUS, SKIP, FeatureSchema
 from generative_recommenders.data.windows import DAY, split_last_fraction
 from generative_recommenders.errors import UserError
 from generative_recommenders.paths import user_path
+from generative_recommenders.ranking import auc
 
 POSITIVE_RATING = 4.0
 #: Rows of the table of a cross; the ids crossed are small, so this is roomy.
@@ -237,9 +238,10 @@ def _year(text: str | None) -> int | None:
 def _of_users(cache: EventCache, table: Mapping[int, int | str]) -> tuple[np.ndarray, Vocabulary]:
     """u32 [E], the user's attribute as a dense id at each event (0 unknown), and what those ids stand for."""
     values = [table.get(user) for user in cache.user_ids.tolist()]
-    number = {value: index + 1 for index, value in enumerate(sorted({v for v in values if v is not None}))}
+    known: list = sorted({value for value in values if value is not None})
+    number: dict[int | str | None, int] = {value: index + 1 for index, value in enumerate(known)}
     dense = np.array([number.get(value, 0) for value in values], np.uint32)
-    return dense[cache.user_of(np.arange(cache.num_events))], Vocabulary.of(list(number))
+    return dense[cache.user_of(np.arange(cache.num_events))], Vocabulary.of(known)
 
 
 def _recbole_folder() -> pathlib.Path:
@@ -272,7 +274,7 @@ class _File:
         """float64 [lines], finite."""
         values = self._cast(column)
         if values.null_count():
-            raise self._fault(column, int(values.is_null().arg_max()), "an empty field is not a number")
+            raise self._fault(column, _first(values.is_null()), "an empty field is not a number")
         return values.to_numpy()
 
     def whole(self, column: str) -> np.ndarray:
@@ -294,7 +296,7 @@ class _File:
         values = self._cast(column)
         wrong = ((values != values.floor()) | (values < 0) | (values >= 2**53)).fill_null(False)
         if wrong.any():
-            line = int(wrong.arg_max())
+            line = _first(wrong)
             raise self._fault(column, line, f"{values[line]:g} is not a whole number from 0 on")
         return values.cast(pl.Int64).to_list()
 
@@ -304,12 +306,17 @@ class _File:
         values = texts.cast(pl.Float64, strict=False)
         wrong = texts.is_not_null() & ~values.is_finite().fill_null(False)
         if wrong.any():
-            line = int(wrong.arg_max())
+            line = _first(wrong)
             raise self._fault(column, line, f"{texts[line]!r} is not a number")
         return values
 
     def _fault(self, column: str, row: int, reason: str) -> UserError:
         return UserError(f"{self.path}, column {column!r}, line {row + 2}: {reason}")
+
+
+def _first(wrong: pl.Series) -> int:
+    """Number of the first true value, where there is one."""
+    return wrong.to_list().index(True)
 
 
 def _read(path: pathlib.Path, separator: str, columns: Sequence[str]) -> pl.DataFrame:

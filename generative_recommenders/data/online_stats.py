@@ -18,7 +18,7 @@ events and towards 0. For user u and item i of the event:
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -35,7 +35,7 @@ COUNTS = ("user_count", "item_count", "user_gap")
 
 
 def online_columns(
-    cache: EventCache, labels: np.ndarray, groups: Sequence[Sequence[int]]
+    cache: EventCache, labels: np.ndarray, groups: Sequence[Sequence[Hashable]]
 ) -> tuple[dict[str, np.ndarray], dict[str, int]]:
     """Bucketed statistics of every event: name → u32 [E], and name → rows of its id space.
 
@@ -82,12 +82,12 @@ class _State:
     """All sums over the events of strictly smaller time."""
 
     def __init__(self) -> None:
-        self.users = collections.defaultdict(_Running)
-        self.items = collections.defaultdict(_Running)
-        self.user_groups = collections.defaultdict(_Running)
+        self.users: dict[int, _Running] = collections.defaultdict(_Running)
+        self.items: dict[int, _Running] = collections.defaultdict(_Running)
+        self.user_groups: dict[tuple[int, Hashable], _Running] = collections.defaultdict(_Running)
         self.total = _Running()
 
-    def values(self, user: int, item: int, groups: Sequence[int], time: int) -> dict[str, float]:
+    def values(self, user: int, item: int, groups: Sequence[Hashable], time: int) -> dict[str, float]:
         """The statistics of an event."""
         of_user, of_item = self.users[user], self.items[item]
         prior = self.total.label / self.total.count if self.total.count else 0.5
@@ -106,13 +106,13 @@ class _State:
             "user_gap": 0 if of_user.time is None else time - of_user.time,
         }
 
-    def _group_lean(self, user: int, groups: Sequence[int], prior: float) -> float:
+    def _group_lean(self, user: int, groups: Sequence[Hashable], prior: float) -> float:
         sums = [self.user_groups[user, group] for group in groups]
         lean = sum(each.lean for each in sums) / max(1, len(sums))
         count = sum(each.count for each in sums) / max(1, len(sums))
         return (lean + SHRINKAGE * prior) / (count + SHRINKAGE)
 
-    def add(self, user: int, item: int, groups: Sequence[int], time: int, label: float, means: tuple) -> None:
+    def add(self, user: int, item: int, groups: Sequence[Hashable], time: int, label: float, means: tuple) -> None:
         """Count an event; ``means``: user mean and item mean just before it."""
         user_mean, item_mean = means
         self.users[user].add(label, item_mean, time)
@@ -122,11 +122,14 @@ class _State:
             self.user_groups[user, group].add(label, item_mean, time)
 
 
-def _online_values(cache: EventCache, labels: np.ndarray, groups: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
+def _online_values(
+    cache: EventCache, labels: np.ndarray, groups: Sequence[Sequence[Hashable]]
+) -> dict[str, np.ndarray]:
     users = cache.user_of(np.arange(cache.num_events)).tolist()
     items, times, labels = cache.item.tolist(), cache.time.tolist(), np.asarray(labels, float).tolist()
     values = {name: np.empty(cache.num_events) for name in MEANS + LEANS + COUNTS}
-    state, waiting = _State(), []
+    state = _State()
+    waiting: list[tuple] = []
     for event in np.argsort(cache.time, kind="stable").tolist():
         user, item, time = users[event], items[event], times[event]
         if waiting and waiting[0][3] != time:  # a later time is reached: the events of the one before now count

@@ -27,6 +27,10 @@ class ActionEncoder(nn.Module):
         backend: as ``SwishLayerNorm``.
     """
 
+    action_weights: torch.Tensor
+    pattern_powers: torch.Tensor
+    patterns: torch.Tensor
+
     def __init__(
         self,
         action_weights: Sequence[int],

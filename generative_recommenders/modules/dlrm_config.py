@@ -11,7 +11,7 @@ from generative_recommenders.modules.stu import STULayerConfig
 from generative_recommenders.options import options_of, with_default
 from generative_recommenders.shared_options import RankerOptions
 
-AUTOCAST_CHOICES = options_of(RankerOptions)["autocast"].choices
+AUTOCAST_CHOICES = options_of(RankerOptions)["autocast"].choices or ()
 RECOMPUTE_OPTIONS = ("recompute_normed_x", "recompute_uvqk", "recompute_y")
 
 
@@ -43,7 +43,7 @@ class DlrmHSTUConfig(RankerOptions):
         autocast: the item tower, the heads and the losses are always fp32.
     """
 
-    table_rows: Mapping[str, int]
+    table_rows: Mapping[str, int]  # type: ignore[misc]  # what is inherited is given by name alone
     item_feature_names: tuple[str, ...] = ("item_id", "artist_id", "album_id")
     contextual_feature_names: tuple[str, ...] = ()
     tasks: tuple[TaskConfig, ...] = (TaskConfig("listen_plus"),)

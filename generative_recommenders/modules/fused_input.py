@@ -39,10 +39,11 @@ def prepare_fused(
     action_table = preprocessor.action_encoder.table()
 
     def run(item: torch.Tensor, attributes: torch.Tensor | None) -> torch.Tensor:
-        content, attributes = preprocessor.content_mlp[:-1](item), _before_norm(preprocessor.attribute_mlp, attributes)
+        mlp, others = preprocessor.content_mlp, preprocessor.attribute_mlp
         return encode_sequence(
-            content, _norm(preprocessor.content_mlp), attributes, _norm(preprocessor.attribute_mlp), action_table,
-            context, encoder.position_embedding, encoder.time_embedding, call,
+            mlp[:-1](item), _norm(mlp), None if others is None else others[:-1](attributes),
+            None if others is None else _norm(others), action_table, context, encoder.position_embedding,
+            encoder.time_embedding, call,
         )  # fmt: skip
 
     if preprocessor.recompute and torch.is_grad_enabled():
@@ -68,10 +69,6 @@ def _make_call(preprocessor, encoder, layout, action_bits, dropout_ratio: float,
     )
 
 
-def _before_norm(mlp, rows: torch.Tensor | None) -> torch.Tensor | None:
-    return None if mlp is None else mlp[:-1](rows)
-
-
-def _norm(mlp) -> Norm | None:
+def _norm(mlp) -> Norm:
     """Weight, bias and eps of the LayerNorm that ends an MLP."""
-    return None if mlp is None else (mlp[-1].weight, mlp[-1].bias, mlp[-1].eps)
+    return mlp[-1].weight, mlp[-1].bias, mlp[-1].eps

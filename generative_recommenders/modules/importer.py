@@ -110,7 +110,8 @@ def from_public_names(public: Mapping[str, torch.Tensor], num_tasks: int = 1) ->
 
 def to_public_names(ours: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The inverse of ``from_public_names``; heads that do not share their hidden layer raise ``UserError``."""
-    public, heads = {}, {}
+    public: dict[str, torch.Tensor] = {}
+    heads: dict[str, list[torch.Tensor]] = {}
     for name, tensor in ours.items():
         if name.startswith(OUR_HEADS):
             _, layer = name.removeprefix(OUR_HEADS).split(".", 1)

@@ -176,6 +176,8 @@ class ContextualPreprocessor(nn.Module):
         """Content + attributes + action of all history rows, then all candidate rows: ``[Lh + C, D]``."""
         x = self._run(self.content_mlp, events.item)
         if self.attribute_mlp is not None:
+            if events.attributes is None:
+                raise ValueError("the model has item attributes, these events have none")
             x = x + self._run(self.attribute_mlp, events.attributes)
         return x + self.action_encoder(action_bits, events.num_candidates)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
+from typing import cast
 
 import torch
 from torch import nn
@@ -22,7 +23,7 @@ from generative_recommenders.options import options_of
 from generative_recommenders.shared_options import RankerOptions
 
 NORM_EPS = 1e-6
-ATTN_NORMS = options_of(RankerOptions)["attn_norm"].choices
+ATTN_NORMS = options_of(RankerOptions)["attn_norm"].choices or ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,12 +270,12 @@ class STUStack(nn.Module):
         return len(self.layers)
 
     def __iter__(self) -> Iterator[STULayer]:
-        return iter(self.layers)
+        return iter(cast(Iterable[STULayer], self.layers))
 
     @property
     def sort_by_length(self) -> bool:
         """Whether the layers want the longest sequences first."""
-        return any(layer.config.sort_by_length for layer in self.layers)
+        return any(layer.config.sort_by_length for layer in self)
 
     def forward(
         self,
@@ -284,7 +285,7 @@ class STUStack(nn.Module):
         num_targets: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """``[T, D]`` → ``[T, D]``; arguments as ``STULayer.forward``."""
-        return self._run(self.layers, x, seq_offsets, max_seq_len, num_targets)
+        return self._run(self, x, seq_offsets, max_seq_len, num_targets)
 
     def _run(self, layers, x, seq_offsets, max_seq_len, num_targets) -> torch.Tensor:
         """The given layers one after the other; what they would each assert of the sequences is asserted once."""
@@ -305,6 +306,6 @@ class STUStack(nn.Module):
         computation: str = "absorbed",
     ) -> torch.Tensor:
         """``[T, D]`` → ``[C, D]``: every layer but the last on all rows, the last for the candidates alone."""
-        *others, last = self.layers
+        *others, last = self
         x = self._run(others, x, seq_offsets, max_seq_len, num_targets)
         return last.forward_targets_only(x, seq_offsets, candidates, computation)

@@ -31,10 +31,10 @@ from generative_recommenders.shared_options import RankerOptions
 logger = logging.getLogger(__name__)
 
 _OPTIONS = options_of(RankerOptions)
-KNOB = _OPTIONS["last_layer_targets_only"].variable.name
-EVAL_KNOB = _OPTIONS["targets_only_eval"].variable.name
-SEVERAL_KNOB = _OPTIONS["targets_only_several_targets"].variable.name
-COMPUTATION_CHOICES = _OPTIONS["targets_only_computation"].choices
+KNOB = _OPTIONS["last_layer_targets_only"].variable_name
+EVAL_KNOB = _OPTIONS["targets_only_eval"].variable_name
+SEVERAL_KNOB = _OPTIONS["targets_only_several_targets"].variable_name
+COMPUTATION_CHOICES = _OPTIONS["targets_only_computation"].choices or ()
 _BACKENDS = ("PYTORCH", "TRITON")
 
 

@@ -149,7 +149,7 @@ class HSTUTransducer(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """All layers; candidate rows ``[C, D]`` in the batch's order, and all rows if they were asked for."""
         batch = sequence.offsets, max_seq_len, sequence.layout.num_targets
-        last = self.stack.layers[-1].config if len(self.stack) else None
+        last = [*self.stack][-1].config if len(self.stack) else None
         use = LastLayerUse(num_layers=len(self.stack), full_embeddings=self.return_full_embeddings)
         decision, summary = self.targets_only.decide(last, use, self.training, x, sequence.layout.num_targets, targets)
         if decision.engaged:

@@ -46,7 +46,7 @@ class Preference(str):
         preference.said_by = said_by
         return preference
 
-    def __getnewargs__(self) -> tuple[str, str]:
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]  # __new__ has one more than str's
         """For copies."""
         return str(self), self.said_by
 
@@ -79,6 +79,10 @@ def parse_backend(value: Backend | str | None) -> Backend | None:
         raise ValueError(f"backend {value!r} is not known: use one of {names}") from None
 
 
+def _composed_by_its_caller(*_: Any) -> Any:
+    raise TypeError("this table only says which backend serves: its functions compute")
+
+
 @dataclasses.dataclass(frozen=True)
 class Implementation:
     """One backend of an op.
@@ -86,13 +90,13 @@ class Implementation:
     Attributes:
         why_not: from the op's description of a call (``device`` and what else decides; no tensors) to the reason why
             this backend cannot serve it, or ``None``.
-        forward: the computation, in a form that all backends of the op share; ``None`` for a family of functions that
+        forward: the computation, in a form that all backends of the op share; left out by a family of functions that
             only ask which backend serves.
         backward: its gradient; ``None`` where autograd differentiates ``forward``.
     """
 
     why_not: Callable[[Any], str | None]
-    forward: Callable[..., Any] | None = None
+    forward: Callable[..., Any] = _composed_by_its_caller
     backward: Callable[..., Any] | None = None
 
 
@@ -156,7 +160,7 @@ def explain(op: Op, call: Any, requested: Backend | str | None = None) -> Choice
             return Choice(op.name, None, source, {asked: reason})
         better = itertools.takewhile(lambda backend: backend is not asked, op.backends)
         return Choice(op.name, asked, source, dict.fromkeys(better, f"{asked.value} is asked for"))
-    reasons = {}
+    reasons: dict[Backend, str] = {}
     for backend, implementation in op.backends.items():
         reason = implementation.why_not(call)
         if reason is None and backend is Backend.TRITON and call.device.type != "cuda":

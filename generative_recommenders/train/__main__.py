@@ -7,6 +7,7 @@ import contextlib
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 from generative_recommenders import settings
 from generative_recommenders._versions import quiet_loading, why_not_loaded
@@ -59,7 +60,7 @@ def _add_dry_run(options: argparse.ArgumentParser) -> None:
 _OF_A_DRY_RUN = ("ranks", "ranks_per_host", "device_kind", "device_memory", "host_memory", "mean_rows")
 
 
-def _asked_of_a_dry_run(given: argparse.Namespace) -> dict[str, object]:
+def _asked_of_a_dry_run(given: argparse.Namespace) -> dict[str, Any]:
     """What was given of the machine to plan for."""
     return {name: getattr(given, name) for name in _OF_A_DRY_RUN if getattr(given, name) is not None}
 

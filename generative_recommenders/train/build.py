@@ -31,7 +31,7 @@ def open_dataset(config: RunConfig, world: World) -> RankingDataset:
     Raises:
         UserError: on every rank, what the data set's factory said on any, or that the ranks found different data.
     """
-    dataset = None
+    dataset: RankingDataset | None = None
     for turn in (True, False):
         problem = None
         if world.is_main == turn:
@@ -41,6 +41,7 @@ def open_dataset(config: RunConfig, world: World) -> RankingDataset:
         if ranks:
             where = f"{agreement.ranks_in_words(ranks)}: " if world.size > 1 and not turn else ""
             raise UserError(where + problems[ranks[0]])
+    assert dataset is not None  # one of the two turns was this rank's
     differs = agreement.difference(world.gather(agreement.data_statement(dataset)))
     if differs is not None:
         raise UserError(f"ranks found different data: {differs}; give every rank the same prepared data")
@@ -67,7 +68,7 @@ def _open(config: RunConfig) -> tuple[RankingDataset | None, str | None]:
         return None, f"data set {config.data.dataset}: {reason}"
 
 
-def model_config(config: ModelConfig, dataset: RankingDataset) -> DlrmHSTUConfig:
+def model_config(config: ModelConfig, dataset: RankingDataset | Workload) -> DlrmHSTUConfig:
     """The ranker for this data set: its features and tables, the configuration's sizes."""
     schema = dataset.schema
     known = {field.name for field in dataclasses.fields(DlrmHSTUConfig)} - {"tasks"}
@@ -99,7 +100,7 @@ def _of_model(exc: ValueError) -> str:
     return f"model.{exc}" if is_option else f"model: {exc}"
 
 
-def _task(name: str, dataset: RankingDataset) -> TaskConfig:
+def _task(name: str, dataset: RankingDataset | Workload) -> TaskConfig:
     if name in TASK_BITS:
         return TaskConfig(name, label_bit=TASK_BITS[name])
     label, scale, center = VALUE_TASKS[name]

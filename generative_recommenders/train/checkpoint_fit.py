@@ -12,12 +12,13 @@ import pathlib
 import pickle
 import re
 from collections.abc import Iterable, Mapping, Set
+from typing import Any, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from generative_recommenders.errors import UserError
 from generative_recommenders.modules.table_names import feature_of_table, table_name
@@ -55,7 +56,7 @@ def tensors_of(model: nn.Module, optimizers: Optimizers | None = None) -> dict[s
     return found
 
 
-def size_of(tensor: torch.Tensor) -> tuple[int, ...]:
+def size_of(tensor: Any) -> tuple[int, ...]:
     """The size of a tensor; the whole one's of a sharded tensor, whose own ``size`` warns on every call."""
     return tuple(tensor.metadata().size if hasattr(tensor, "local_shards") else tensor.size())
 
@@ -71,13 +72,18 @@ def weight_of(table: str) -> str:
     return f"model.embedding_collection.embeddings.{table_name(table)}.weight"
 
 
+def entries_of(index: Metadata) -> Mapping[str, TensorStorageMetadata]:
+    """What a checkpoint says of its tensors, by stored name; all that it holds are tensors."""
+    return cast(Mapping[str, TensorStorageMetadata], index.state_dict_metadata)
+
+
 def table_sizes(index: Metadata, wanted: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
     """Table → its rows in the checkpoint and in ``wanted``, of the tables that both have."""
-    found = {}
+    found: dict[str, tuple[int, int]] = {}
     for name, tensor in wanted.items():
         table, sums = table_of(name) or ("", True)
         if not sums and name in index.state_dict_metadata:
-            found[table] = (index.state_dict_metadata[name].size[0], size_of(tensor)[0])
+            found[table] = (entries_of(index)[name].size[0], size_of(tensor)[0])
     return found
 
 
@@ -168,14 +174,14 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def _check_layout(path: pathlib.Path, index: Metadata, both: Mapping[str, torch.Tensor], layout: object) -> None:
+def _check_layout(path: pathlib.Path, index: Metadata, both: Mapping[str, Any], layout: object) -> None:
     """Row-wise Adagrad keeps a sum per row, or per piece of a row where a table is split by columns."""
     for name in both:
         table, sums = table_of(name) or ("", False)
         weight = weight_of(table)
         if not sums or weight not in both:
             continue
-        there = {chunk.offsets[1] for chunk in index.state_dict_metadata[weight].chunks}
+        there = {chunk.offsets[1] for chunk in entries_of(index)[weight].chunks}
         here = {shard.shard_offsets[1] for shard in both[weight].metadata().shards_metadata}
         if there != here:
             raise UserError(

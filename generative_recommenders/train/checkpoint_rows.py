@@ -9,6 +9,7 @@ import dataclasses
 import io
 import pathlib
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
-from generative_recommenders.train.checkpoint_fit import size_of, table_of, unreadable, weight_of
+from generative_recommenders.train.checkpoint_fit import entries_of, size_of, table_of, unreadable, weight_of
 from generative_recommenders.train.distributed import World
 
 
@@ -59,12 +60,13 @@ class _Transfer:
 class _RowPlanner(LoadPlanner):
     """Reads a stored piece into a buffer and hands its rows out to a shard; one request for each pair that meets."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], old_rows: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, tensors: Mapping[str, Any], old_rows: Mapping[str, np.ndarray]) -> None:
         self._tensors, self._old_rows = tensors, old_rows
         self._transfers: dict[ReadItem, _Transfer] = {}
 
     def set_up_planner(self, state_dict: dict, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
-        self._index = metadata.state_dict_metadata
+        assert metadata is not None
+        self._index = entries_of(metadata)
 
     def create_local_plan(self) -> LoadPlan:
         for name, tensor in self._tensors.items():
@@ -77,7 +79,7 @@ class _RowPlanner(LoadPlanner):
     def _wanted(self, name: str, shard: Shard) -> np.ndarray:
         """int64 [rows of the shard]: the stored row of each, or -1. Sums of a later piece of columns stand behind the
         rows of the earlier ones."""
-        table, sums = table_of(name)
+        table, sums = table_of(name) or ("", False)  # tensors of tables alone come here
         first, count = shard.metadata.shard_offsets[0], shard.metadata.shard_sizes[0]
         piece = 0
         if sums:

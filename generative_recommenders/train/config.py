@@ -28,6 +28,7 @@ HOST = "host"
 SHARDINGS = ("row_wise", "table_wise", "column_wise", HOST)
 
 
+@dataclasses.dataclass(frozen=True)
 class Section:
     """Base of the sections: checks types, ranges and choices of its fields on construction."""
 

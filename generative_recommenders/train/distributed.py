@@ -10,7 +10,7 @@ import dataclasses
 import datetime
 import gc
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -56,15 +56,16 @@ class World:
         Raises:
             UserError, OSError: on every rank, that of the first rank that raised one.
         """
-        result, problem = None, None
+        results: list[T] = []
+        problem: UserError | OSError | None = None
         try:
-            result = work()
+            results.append(work())
         except (UserError, OSError) as exc:
             problem = exc
         problems = [exc for exc in self.gather(problem) if exc is not None]
         if problems:
             raise problems[0]
-        return result
+        return results[0]
 
     def sum_on_host(self, *values: int) -> list[int]:
         """Each value summed over the ranks, through host memory (no device synchronisation)."""
@@ -140,7 +141,7 @@ def join(device: torch.device, store: dist.Store | None = None) -> World:
     if store is not None:
         store.set_timeout(TIMEOUT)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-    host_group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=TIMEOUT)
+    host_group: Any = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=TIMEOUT)
     return World(rank, size, device, host_group)
 
 

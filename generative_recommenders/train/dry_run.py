@@ -67,7 +67,7 @@ class DryRunArguments:
     mean_rows: float | None = None
 
 
-def dry_run(arguments: DryRunArguments, say: Callable[[str], None] = print) -> int:
+def dry_run(arguments: DryRunArguments, say: Callable[[str], object] = print) -> int:
     """Print the whole picture; 0 if it fits, 2 if not (with the smallest change that would).
 
     Raises:
@@ -150,7 +150,7 @@ def _configuration(outcome: Outcome) -> Iterator[str]:
     for name in sorted(config.sources):
         yield f"  {name} = {values[name]!r}  # {config.sources[name]}"
     hosts = -(-machine.ranks // machine.ranks_per_host)
-    yield f"Machine: {machine.ranks} x {outcome.setting.kind.name} with {gib(machine.device_memory)}, " + (
+    yield f"Machine: {machine.ranks} x {outcome.setting.kind.name} with {gib(machine.known_memory)}, " + (
         f"{hosts} host{'s' if hosts > 1 else ''}, "
         + (f"{gib(machine.host_memory)} of host memory each" if machine.host_memory else "no host memory for tables")
     )
@@ -167,7 +167,7 @@ def _memory(outcome: Outcome) -> Iterator[str]:
     parts = dict(peak.parts) if outcome.plan is None else outcome.plan.memory()
     for kind, amount in parts.items():
         yield f"  {kind:<28}{amount / GIB:>9.2f} GiB"
-    free = machine.device_memory - sum(parts.values())
+    free = machine.known_memory - sum(parts.values())
     yield f"  {'free':<28}{free / GIB:>9.2f} GiB, of which {gib(machine.headroom)} are headroom"
     yield f"  recomputed: {recomputed(outcome.sizes)}"
     if outcome.plan is not None and machine.host_memory:

@@ -50,6 +50,7 @@ def evaluate(
         for batch in dataset.batches([dataset.holdout], batch_size, world.rank, world.size):
             output, batch = run_model(model, batch, world.device)
             not_finite += (~output.logits.isfinite()).sum(dim=1).cpu()
+            assert output.labels is not None  # every data set's candidates carry them
             users = batch.user_ids.repeat_interleave(output.num_targets, output_size=output.logits.shape[1])
             for index, collector in enumerate(collectors.values()):
                 collector.update(output.logits[index], output.labels[index], users)

@@ -16,6 +16,7 @@ At S = 4096, D = 512, H = 4, d = 128, 3 layers and 1024 samples: 323.26 TFLOP. R
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -77,8 +78,8 @@ class LayerFlops:
     output: float | torch.Tensor
 
     @property
-    def total(self) -> float | torch.Tensor:
-        """All parts."""
+    def total(self) -> Any:
+        """All parts; float or float64 scalar tensor, as they are."""
         return self.uvqk + self.attention + self.output
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib.util  # noqa: F401  (gin uses importlib.util without importing it)
 import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import gin
 
@@ -36,7 +38,7 @@ class RunConfig:
     sharding: sections.ShardingConfig
     checkpoint: sections.CheckpointConfig
     mlperf: sections.MlperfConfig
-    dataset_options: Mapping[str, object]
+    dataset_options: Mapping[str, Any]
     sources: Mapping[str, str]
 
     def values(self) -> dict[str, object]:
@@ -116,7 +118,7 @@ def load(files: Sequence[str], bindings: Sequence[str] = ()) -> RunConfig:
             path = str(user_path(path))
             if not os.path.isfile(path):
                 raise UserError(f"configuration file {path}: no such file; give the path of a gin file (see configs/)")
-            _parse(lambda path=path: _parse_file(path), path)
+            _parse(functools.partial(_parse_file, path), path)
             sources.update(dict.fromkeys(_bound_names(), "gin"))
             macros_used |= _macros_used()
         for name, knob in _environment_names().items():
@@ -126,7 +128,7 @@ def load(files: Sequence[str], bindings: Sequence[str] = ()) -> RunConfig:
         for binding in bindings:
             text = _quote_bare_word(binding)
             before = set(_bound_names())
-            _parse(lambda text=text: gin.parse_config([text]), f"--bind {binding!r}")
+            _parse(functools.partial(gin.parse_config, [text]), f"--bind {binding!r}")
             named = text.split("=", 1)[0].strip()
             sources.update(dict.fromkeys((set(_bound_names()) - before) | {named}, "--bind"))
         _refuse_idle_bindings(macros_used | _macros_used())
@@ -256,7 +258,7 @@ def _bindings(name: str) -> dict[str, object]:
 
 
 def _build(sources: dict[str, str]) -> RunConfig:
-    built = {name: cls(**_bindings(name)) for name, cls in sections.SECTIONS.items()}
+    built: dict[str, Any] = {name: cls(**_bindings(name)) for name, cls in sections.SECTIONS.items()}
     chosen = built["data"].dataset
     if absent := missing_package(chosen):
         raise UserError(f"data.dataset = {chosen!r}: {absent}")

@@ -6,9 +6,10 @@ Read ``Trainer.fit`` first; everything below it is one line of it.
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 import time
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 from torch import nn
@@ -28,7 +29,7 @@ from generative_recommenders.train.evaluation import (
 from generative_recommenders.train.evaluation_schedule import EvalSchedule
 from generative_recommenders.train.flop_meter import FlopMeter
 from generative_recommenders.train.gin_files import RunConfig
-from generative_recommenders.train.metrics import BinaryResult
+from generative_recommenders.train.metrics import BinaryResult, RegressionResult
 from generative_recommenders.train.mlperf import MlperfLog, benchmark_schedule
 from generative_recommenders.train.optimizers import Optimizers
 from generative_recommenders.train.progress import Progress
@@ -58,7 +59,7 @@ def plan_phases(config: RunConfig, windows: list[Window]) -> list[Phase]:
     every = train.eval_every_windows if streaming else train.eval_every_epochs
     if config.mlperf.enabled:
         every = 0  # its own schedule alone
-    phases = []
+    phases: list[Phase] = []
     for epoch in range(train.epochs):
         seed = randomness.stream_seed(train.seed, "shuffle", epoch) if train.shuffle else None
         for part in [(window,) for window in windows] if streaming else [tuple(windows)]:
@@ -139,7 +140,7 @@ class Trainer:
         self.progress = Progress()
         self.running = RunningLoss(world.device)
         self.meter = FlopMeter(model, world)
-        self.evaluation: dict[str, BinaryResult] = {}
+        self.evaluation: dict[str, BinaryResult | RegressionResult] = {}
         self.learning_rate = 0.0
         self._last_checkpoint = time.monotonic()
         randomness.seed_dropout(config.train.seed, world.rank)
@@ -161,7 +162,7 @@ class Trainer:
         """Samples trained when the run ends by itself; those before a resume were in batches of any size."""
         train = self.config.train
         batch = train.batch_size * self.world.size
-        steps = train.max_steps - self.progress.step if train.max_steps else math.inf
+        steps = train.max_steps - self.progress.step if train.max_steps else sys.maxsize
         total, done = self.progress.samples, self.progress.samples_in_phase
         for phase in self.phases[self.progress.phase :]:
             left = phase.num_samples - done
@@ -284,7 +285,7 @@ class Trainer:
                 self.model, self.dataset, self.config.model.tasks, batch_size, self.world, after_batch, advice
             )
         self.reporter.evaluation_seconds = time.monotonic() - began
-        main = results[self.config.model.tasks[0]]
+        main = cast(BinaryResult, results[self.config.model.tasks[0]])  # a task of values cannot be the first
         if not main.one_class:
             self.progress.best_auc = max(main.auc, self.progress.best_auc or 0.0)
         self.evaluation = results

@@ -176,12 +176,12 @@ def _layer_backward(shape: StepShape, number: int) -> list[float]:
         return [layer_bytes(shape, number) + per * gradients * width]
     out, vqk = layer.output_dim, layer.uvqk_dim - layer.output_dim
     # The gradients of the output, of U, V, Q and K in one buffer, and of attention's output.
-    gradients = per * (width + layer.uvqk_dim + out)
+    in_all: float = per * (width + layer.uvqk_dim + out)
     y = 0 if layer.recompute_y else 3 * out  # gone by then
     upstream = 0 if vqk >= 3 * out else 3 * out  # LMSD's upstream gradient takes the place of V's, Q's and K's
-    in_lmsd = layer_bytes(shape, number) + gradients + per * (upstream - y)
+    in_lmsd = layer_bytes(shape, number) + in_all + per * (upstream - y)
     u = 0 if layer.recompute_uvqk else out  # gone, unless it shares V's, Q's and K's buffer
-    in_attention = per * (width + width + vqk + u) + gradients + slope_bytes(shape, layer)  # x, normed x, V, Q, K
+    in_attention = per * (width + width + vqk + u) + in_all + slope_bytes(shape, layer)  # x, normed x, V, Q, K
     return [in_lmsd, in_attention]
 
 

@@ -16,6 +16,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+from generative_recommenders import ranking
 from generative_recommenders.train.distributed import World
 
 ONE_CLASS_AUC = 0.5
@@ -44,7 +45,8 @@ def auc(scores: torch.Tensor, labels: torch.Tensor) -> float:
     """Area under the ROC curve: the chance that a positive scores above a negative, a tie counting one half.
 
     Args:
-        scores: [N] float, any monotone scale; logits rather than probabilities, which may have rounded to one number.
+        scores: [N] float on the host, any monotone scale; logits rather than probabilities, which may have rounded to
+            one number.
         labels: [N], 1 for positive, 0 for negative.
 
     Returns:
@@ -53,26 +55,8 @@ def auc(scores: torch.Tensor, labels: torch.Tensor) -> float:
     Raises:
         ValueError: a score is not a finite number, so it has no place in the order.
     """
-    _check_finite(scores)
-    labels = labels.to(torch.float64)
-    positives = labels.sum().item()
-    negatives = labels.numel() - positives
-    if positives == 0 or negatives == 0:
-        return ONE_CLASS_AUC
-    ranks = _average_ranks(scores)
-    return ((ranks * labels).sum().item() - positives * (positives + 1) / 2) / (positives * negatives)
-
-
-def _check_finite(scores: torch.Tensor) -> None:
-    if not scores.isfinite().all():
-        raise ValueError(f"{int((~scores.isfinite()).sum())} of {scores.numel()} scores are not finite numbers")
-
-
-def _average_ranks(scores: torch.Tensor) -> torch.Tensor:
-    """Ranks from 1; equal scores share the mean of theirs. [N] float64."""
-    _, group, counts = torch.unique(scores, sorted=True, return_inverse=True, return_counts=True)
-    last = counts.cumsum(0).to(torch.float64)
-    return (last - (counts.to(torch.float64) - 1) / 2)[group]
+    found = ranking.auc(labels.numpy(), scores.numpy())
+    return ONE_CLASS_AUC if math.isnan(found) else found
 
 
 def grouped_auc(scores: torch.Tensor, labels: torch.Tensor, groups: torch.Tensor) -> float:
@@ -84,7 +68,8 @@ def grouped_auc(scores: torch.Tensor, labels: torch.Tensor, groups: torch.Tensor
     Raises:
         ValueError: as ``auc``.
     """
-    _check_finite(scores)
+    if not scores.isfinite().all():
+        raise ValueError(f"{int((~scores.isfinite()).sum())} of {scores.numel()} scores are not finite numbers")
     _, group, counts = torch.unique(groups, return_inverse=True, return_counts=True)
     order = torch.argsort(scores, stable=True)
     order = order[torch.argsort(group[order], stable=True)]

@@ -12,6 +12,7 @@ import logging
 import math
 import pathlib
 import time
+from typing import Any
 
 from generative_recommenders.errors import UserError
 from generative_recommenders.train.config import MlperfConfig
@@ -82,7 +83,7 @@ class MlperfLog:
 
     def __init__(self, path: pathlib.Path | None, schedule: EvalSchedule) -> None:
         self._path, self._schedule = path, schedule
-        self._log = None
+        self._log: Any = None
         self._init_ms = int(time.time() * 1e3)
         self._in_block = False
 
@@ -96,8 +97,8 @@ class MlperfLog:
         if self._path is None:
             return
         fresh = resumed_at is None or not self._path.exists()
-        if not fresh:
-            self._forget_after(resumed_at)
+        if resumed_at is not None and not fresh:
+            _forget_after(self._path, resumed_at)
         self._log = _open(self._path, fresh)
         if fresh:
             self._announce(config, figures)
@@ -188,25 +189,26 @@ class MlperfLog:
             logger.removeHandler(handler)
             handler.close()
 
-    def _forget_after(self, progress: Progress) -> None:
-        """Drop what an earlier attempt logged past the checkpoint: later evaluations, one cut short, and its end."""
-        samples, evaluated = progress.samples, progress.samples_at_last_eval
-        kept = []
-        for line in self._path.read_text(encoding="utf-8").splitlines():
-            try:
-                event = json.loads(line.split(":::MLLOG ", 1)[1])
-            except (IndexError, ValueError):
-                continue  # a line cut off by a kill
-            count = (event.get("metadata") or {}).get("samples_count", 0)
-            unfinished = count > evaluated and event["key"] in OF_AN_EVALUATION
-            if event["key"] == "run_stop" and kept and '"block_stop"' in kept[-1]:
-                kept.pop()  # it was not an evaluation that ended this block
-            if event["key"] == "run_stop" or count > samples or unfinished:
-                continue
-            kept.append(line)
-        while kept and '"block_start"' in kept[-1]:
-            kept.pop()  # the resumed run starts this block itself
-        self._path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+
+def _forget_after(path: pathlib.Path, progress: Progress) -> None:
+    """Drop what an earlier attempt logged past the checkpoint: later evaluations, one cut short, and its end."""
+    samples, evaluated = progress.samples, progress.samples_at_last_eval
+    kept: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            event = json.loads(line.split(":::MLLOG ", 1)[1])
+        except (IndexError, ValueError):
+            continue  # a line cut off by a kill
+        count = (event.get("metadata") or {}).get("samples_count", 0)
+        unfinished = count > evaluated and event["key"] in OF_AN_EVALUATION
+        if event["key"] == "run_stop" and kept and '"block_stop"' in kept[-1]:
+            kept.pop()  # it was not an evaluation that ended this block
+        if event["key"] == "run_stop" or count > samples or unfinished:
+            continue
+        kept.append(line)
+    while kept and '"block_start"' in kept[-1]:
+        kept.pop()  # the resumed run starts this block itself
+    path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
 
 
 class _Handler(logging.FileHandler):

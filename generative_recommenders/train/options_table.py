@@ -14,9 +14,9 @@ def options_table() -> str:
     """Sections and their options with default, range and meaning; data sets with their own options."""
     lines = []
     for name, section in SECTIONS.items():
-        lines.append(f"{name}: {inspect.cleandoc(section.__doc__).splitlines()[0]}")
+        lines.append(f"{name}: {(inspect.getdoc(section) or '').splitlines()[0]}")
         for field in dataclasses.fields(section):
-            default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
+            default = getattr(section(), field.name)
             about = declared(field)
             allowed = f" ({about.bounds})" if about.bounds else ""
             knob = f" [environment: {about.variable.name}]" if about.variable else ""

@@ -60,6 +60,12 @@ class Machine:
     kind: DeviceKind | None = None
 
     @property
+    def known_memory(self) -> int:
+        """``device_memory`` of a device that it is known of, as of every GPU."""
+        assert self.device_memory is not None
+        return self.device_memory
+
+    @property
     def host_memory_per_rank(self) -> int:
         """Bytes of host memory that a rank's tables may take."""
         return max(self.host_memory - HOST_RESERVE, 0) // min(self.ranks_per_host, self.ranks)
@@ -246,7 +252,9 @@ class Planner:
     def _constraint(self, table: EmbeddingConfig, rows: float | None, host: bool, share: float) -> ParameterConstraints:
         asked = self.config.tables.get(feature_of(table))
         kernel = EmbeddingComputeKernel.FUSED_UVM_CACHING if host else EmbeddingComputeKernel.FUSED
-        lookups = [1.0] * len(table.feature_names) if rows is None else self.load.lookups(table, rows)
+        lookups = [1.0] * len(table.feature_names)
+        if rows is not None and self.load is not None:
+            lookups = self.load.lookups(table, rows)
         return ParameterConstraints(
             sharding_types=list(UNASKED) if asked in (None, HOST) else [asked],
             compute_kernels=[kernel.value],

@@ -140,7 +140,8 @@ def _lookups(table: EmbeddingConfig, load: Load | None) -> tuple[float, float]:
     if load is None:
         return 0.0, 0.0
     samples = load.shape.samples
-    return tuple(samples * sum(load.lookups(table, rows)) for rows in (load.workload.mean_rows, load.shape.rows))
+    mean, most = (samples * sum(load.lookups(table, rows)) for rows in (load.workload.mean_rows, load.shape.rows))
+    return mean, most
 
 
 HEADINGS = ("table", "kind", "rows", "place", "layout", "ranks", "GiB per rank", "look-ups", "at most", "MB exchanged")
@@ -182,10 +183,10 @@ def compact_lines(plan: PlanReport) -> list[str]:
             f"rows of a sample: {work.mean_rows:,.0f} in the mean, {plan.load.shape.rows:,.0f} in the fullest batch to "
             f"expect, {work.most_rows:,} at most; {exchanged:,.1f} MB exchanged per step"
         )
-    if plan.free is not None and plan.machine.device == "cuda":
+    if plan.free is not None and plan.load is not None and plan.machine.device == "cuda":
         peak = plan.load.reserved
         lines.append(
-            f"memory of a GPU: {gib(plan.machine.device_memory)}, tables {gib(max(plan.table_bytes()))}, the step's "
+            f"memory of a GPU: {gib(plan.machine.known_memory)}, tables {gib(max(plan.table_bytes()))}, the step's "
             f"peak beside them {gib(peak.total)} ({peak.name}), {gib(plan.free)} free"
         )
     return lines

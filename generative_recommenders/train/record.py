@@ -11,6 +11,7 @@ import weakref
 
 from generative_recommenders import disk, settings
 from generative_recommenders.data.dataset import RankingDataset
+from generative_recommenders.disk import write_atomically
 from generative_recommenders.errors import UserError
 from generative_recommenders.terminal import complain
 from generative_recommenders.train import report
@@ -35,7 +36,7 @@ from generative_recommenders.train.outcome import (
 )
 from generative_recommenders.train.place import Place, claim
 from generative_recommenders.train.reporting import Reporter
-from generative_recommenders.train.run_folder import Result, RunFolder, write_atomically
+from generative_recommenders.train.run_folder import Result, RunFolder
 from generative_recommenders.train.verdict import closing_figures
 
 
@@ -57,7 +58,7 @@ class Begun:
 
 
 class RunRecord:
-    """A run passes ``meet`` → ``take`` → ``set_up`` → ``begin`` → ``close`` and may break anywhere in between.
+    """``take`` → ``open`` → ``set_up`` → ``begin`` → ``take_figures`` → ``close``; a run may ``fail`` between any two.
 
     Attributes:
         result: the content of ``result.json``.
@@ -110,7 +111,7 @@ class RunRecord:
     def begin(self, config: RunConfig, terminal: Terminal | None) -> None:
         """Nothing stands between the run and its first step."""
         self._begun = Begun(terminal, config.to_gin())
-        if terminal is not None:
+        if terminal is not None and self._place is not None:
             self._place.folder.write_result(self.result)  # only now in place of what a resumed run had reached
 
     def take_figures(self, trainer: Trainer) -> None:
@@ -122,7 +123,7 @@ class RunRecord:
         result = self.result
         result.samples = trainer.progress.samples
         values = {task: f for task, f in trainer.evaluation.items() if isinstance(f, RegressionResult)}
-        result.auc = {task: figures.auc for task, figures in trainer.evaluation.items() if task not in values}
+        result.auc = {task: f.auc for task, f in trainer.evaluation.items() if not isinstance(f, RegressionResult)}
         if values:
             result.rmse = {task: figures.rmse for task, figures in values.items()}
             result.mae = {task: figures.mae for task, figures in values.items()}
@@ -131,7 +132,7 @@ class RunRecord:
 
     def fail(self, exc: BaseException) -> Broken:
         """Say why the run broke off, and keep the traceback of what nobody foresaw."""
-        reason = one_line(exc, self._place and self._place.folder.path)
+        reason = one_line(exc, None if self._place is None else self._place.folder.path)
         by_input, full = is_input_error(exc, self._begun is not None), disk.is_full(exc)
         broken = Broken(reason, USER_ERROR if by_input else FAILED, disk_is_full=full)
         on_all_ranks = isinstance(exc, ON_ALL_RANKS)
@@ -161,7 +162,7 @@ class RunRecord:
 
     @property
     def _terminal(self) -> Terminal | None:
-        return self._begun and self._begun.terminal
+        return None if self._begun is None else self._begun.terminal
 
     def last_words(self, reason: str) -> None:
         """Say and write why the process is about to end while its main thread hangs: what does not need that thread."""
@@ -169,7 +170,7 @@ class RunRecord:
         place = self._place
         if self._closed or not self.is_main or place is None or (place.resuming and self._begun is None):
             return
-        trainer = self._set_up and self._set_up.trainer()
+        trainer = None if self._set_up is None else self._set_up.trainer()
         if trainer is not None:
             self._take_values(trainer)
         self.result.status, self.result.reason, self.result.seconds = "failed", reason, self.seconds
@@ -194,7 +195,7 @@ class RunRecord:
             begun=self._terminal is not None,
             named=self._arguments.run_name is not None,
         )
-        if leaving is Leaving.NOTE:
+        if leaving is Leaving.NOTE or self._place is None:
             self._leave_a_note()
             return
         folder = self._place.folder
@@ -209,18 +210,18 @@ class RunRecord:
 
     def _write(self, folder: RunFolder, whole: bool) -> None:
         folder.write_result(self.result)
-        if whole:
-            self._show(folder, self._begun)
+        if whole and self._begun is not None and self._begun.terminal is not None:
+            self._show(folder, self._begun.terminal, self._begun.config_text)
         self._end_mlperf()
         folder.finish(self.result)
         self._closed = True
 
-    def _show(self, folder: RunFolder, begun: Begun) -> None:
+    def _show(self, folder: RunFolder, terminal: Terminal, config_text: str) -> None:
         """The table on the terminal, and the report."""
-        terminal, name = begun.terminal, folder.path.name
+        name = folder.path.name
         terminal.close()
         terminal.table(f"{name}: {self.result.status}", self._figures)
-        page = report.page(name, self.result, self._figures, folder.metrics(), begun.config_text)
+        page = report.page(name, self.result, self._figures, folder.metrics(), config_text)
         write_atomically(folder.path / "report.html", page)
         terminal.print(f"report: {folder.path / 'report.html'}")
         if self.result.reason is not None:
@@ -228,11 +229,13 @@ class RunRecord:
 
     def could_not_close(self, outcome: Finished | NothingToDo | Broken, exc: OSError) -> NotWritten:
         """The disk is full, or the terminal is gone: say it, unless it was said, and let go of what is open."""
-        folder = self._place and self._place.folder
+        folder = None if self._place is None else self._place.folder
         said = isinstance(outcome, Broken) and outcome.disk_is_full
         if not (disk.is_full(exc) and said):
-            complain(f"error: {one_line(exc, folder and folder.path)}: the run's files are not complete")
-        for held in (self._set_up and self._set_up.mlperf, folder):
+            complain(
+                f"error: {one_line(exc, None if folder is None else folder.path)}: the run's files are not complete"
+            )
+        for held in (None if self._set_up is None else self._set_up.mlperf, folder):
             with contextlib.suppress(OSError):
                 if held is not None:
                     held.close()

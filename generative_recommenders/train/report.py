@@ -101,8 +101,8 @@ def page(
         metrics: rows of ``metrics.jsonl``.
         config_text: the resolved configuration.
     """
-    lines = {"baseline": result.baseline_auc, "best reachable": result.best_auc}
-    lines = {label: value for label, value in lines.items() if value is not None}
+    levels = {"baseline": result.baseline_auc, "best reachable": result.best_auc}
+    lines = {label: value for label, value in levels.items() if value is not None}
     curves = [curve("Training loss", _points(metrics, "train", "loss"))]
     evaluations = [row for row in metrics if row["kind"] == "eval"]
     tasks = [key.removesuffix("/auc") for row in evaluations for key in row if key.endswith("/auc")]

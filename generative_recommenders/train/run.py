@@ -47,12 +47,13 @@ def run(arguments: Arguments) -> int:
     hush_libraries()
     record = RunRecord(arguments)
     with StopSignals(record.last_words) as signals:
-        outcome = _attempt(arguments, record, signals)
+        outcome: Outcome
+        outcome = ended = _attempt(arguments, record, signals)
         signals.ignore()  # a second signal, often a launcher's echo of the first, must not cut the ending short
         try:
-            record.close(outcome)
+            record.close(ended)
         except OSError as exc:  # the disk is full, or the terminal is gone
-            outcome = record.could_not_close(outcome, exc)
+            outcome = record.could_not_close(ended, exc)
         with signals.deadly():  # all is written; another rank may not come to the end
             _leave(record.world, outcome)
     return outcome.exit_status
@@ -68,14 +69,14 @@ def _attempt(arguments: Arguments, record: RunRecord, signals: StopSignals) -> F
 
 def _go(arguments: Arguments, record: RunRecord, signals: StopSignals) -> Finished | NothingToDo:
     """Everything up to the verdict. What holds a communicator lives and dies in here."""
-    config = _meet(arguments, record, signals)
-    place = open_folder(arguments, config, record.world)
+    config, world = _meet(arguments, record, signals)
+    place = open_folder(arguments, config, world)
     record.take(place)
     if place.finished is not None:
         return NothingToDo(place.finished)
-    dataset = build.open_dataset(config, record.world)
+    dataset = build.open_dataset(config, world)
     record.open(dataset)
-    trainer = _set_up(arguments, config, dataset, place, record, signals)
+    trainer = _set_up(arguments, config, dataset, world, place, record, signals)
     try:
         _train_and_evaluate(trainer, signals)
     finally:
@@ -85,7 +86,7 @@ def _go(arguments: Arguments, record: RunRecord, signals: StopSignals) -> Finish
     return Finished(reason)
 
 
-def _meet(arguments: Arguments, record: RunRecord, signals: StopSignals) -> RunConfig:
+def _meet(arguments: Arguments, record: RunRecord, signals: StopSignals) -> tuple[RunConfig, World]:
     """Read the options and find the other processes, which must have been started with the same."""
     config, said, problem, device = None, {}, None, None
     try:
@@ -97,8 +98,10 @@ def _meet(arguments: Arguments, record: RunRecord, signals: StopSignals) -> RunC
     except UserError as exc:
         problem = str(exc)
     with signals.deadly():  # waits for the other processes, who may never come
-        record.world = join(device, meet(said, problem))
-    return config
+        store = meet(said, problem)
+        assert config is not None and device is not None  # else there was a problem, and that has been raised
+        record.world = join(device, store)
+    return config, record.world
 
 
 def _device(arguments: Arguments, config: RunConfig) -> torch.device:
@@ -111,12 +114,13 @@ def _set_up(
     arguments: Arguments,
     config: RunConfig,
     dataset: RankingDataset,
+    world: World,
     place: Place,
     record: RunRecord,
     signals: StopSignals,
 ) -> Trainer:
     """A trainer whose first step can be taken."""
-    world, folder = record.world, place.folder
+    folder = place.folder
     model, optimizers, plan = build.build_model(config, dataset, world)
     terminal = Terminal() if record.is_main else None
     reporter = Reporter(world, folder if record.is_main else None, terminal, record.started)

@@ -14,9 +14,11 @@ import math
 import os
 import pathlib
 import shutil
+from collections.abc import Mapping
 
 from torch.utils.tensorboard import SummaryWriter
 
+from generative_recommenders.disk import write_atomically
 from generative_recommenders.errors import UserError
 from generative_recommenders.train.flops import Peak
 from generative_recommenders.train.progress import Progress
@@ -41,17 +43,6 @@ class Result:
     peak: Peak | None = None
     rmse: dict[str, float] | None = None
     mae: dict[str, float] | None = None
-
-
-def write_atomically(path: pathlib.Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)  # cut off by a full disk, it is of no use
-        raise
 
 
 class RunFolder:
@@ -117,7 +108,7 @@ class RunFolder:
                 break
         return rows
 
-    def add(self, kind: str, step: int, samples: int, figures: dict[str, object]) -> None:
+    def add(self, kind: str, step: int, samples: int, figures: Mapping[str, object]) -> None:
         """Append a row to ``metrics.jsonl`` and its numbers to TensorBoard. Non-finite numbers are written as null."""
         row = {"kind": kind, "step": step, "samples": samples, **figures}
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}

@@ -188,7 +188,7 @@ def machine_of(config: ShardingConfig, world: World) -> Machine:
         if asked and not on_gpu:
             raise UserError(f"sharding.{option} asks for tables in host memory, where a CPU's are; leave it out")
     cap = int(config.hbm_cap_gb * GIB) or _device_memory(world.device)
-    headroom = min(int(config.headroom_gb * GIB), cap // 8) if on_gpu else 0
+    headroom = min(int(config.headroom_gb * GIB), cap // 8) if on_gpu and cap is not None else 0
     local = settings.get("LOCAL_WORLD_SIZE") or world.size
     host = int(config.host_memory_gb * GIB)
     check_host_memory(config, host)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 from generative_recommenders import settings
 from generative_recommenders.train.distributed import World
@@ -132,7 +133,7 @@ class StopSignals:
         self._pending = ""
         self._deferring = self._ignoring = False
         self._first_at = -ECHO_SECONDS
-        self._before: dict[int, object] = {}
+        self._before: dict[int, Any] = {}
         self._last_words = last_words
         self._watchdog: Watchdog | None = None
 

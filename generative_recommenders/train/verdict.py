@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from generative_recommenders.data.dataset import RankingDataset
 from generative_recommenders.train.gin_files import RunConfig
 from generative_recommenders.train.loop import Trainer
-from generative_recommenders.train.metrics import RegressionResult
+from generative_recommenders.train.metrics import BinaryResult, RegressionResult
 from generative_recommenders.train.run_folder import Result
 
 
@@ -17,7 +19,7 @@ def shortfall(config: RunConfig, dataset: RankingDataset, trainer: Trainer) -> s
     if train.mode == "train":
         return None
     task = config.model.tasks[0]
-    result = trainer.evaluation[task]
+    result = cast(BinaryResult, trainer.evaluation[task])  # a task of values cannot be the first
     if result.one_class and (config.target_auc or train.beat_baseline or train.max_gap_to_best):
         return f"the hold-out has one class of {task} only: no AUC to compare"
     reached = trainer.target_reached if config.stops_at_target else result.reaches(config.target_auc)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torchrec.modules.embedding_configs import EmbeddingConfig
@@ -63,7 +64,7 @@ def plan(setting: Setting) -> Outcome:
     sharding.check_names(config.sharding, model)
     tables = tables_of(model)
     planner = Planner(tables, config.sharding, machine, load)
-    if planner.reserved >= machine.device_memory:
+    if planner.reserved >= machine.known_memory:
         return Outcome(setting, sizes, load, None, _step_alone(load, machine))
     solution = planner.solve(model.embedding_collection, [sharding.make_sharder(config.sharding, machine.ranks)])
     if solution.plan is None:
@@ -88,13 +89,13 @@ def _step_alone(load: Load, machine: Machine) -> str:
     return (
         f"a step of {load.shape.samples:,} samples takes {gib(load.reserved.total)} beside the tables "
         f"({load.reserved.name}) and {gib(machine.headroom)} stay free: no room for tables on a device of "
-        f"{gib(machine.device_memory)}"
+        f"{gib(machine.known_memory)}"
     )
 
 
 def _tables_too(tables: Sequence[EmbeddingConfig], load: Load, machine: Machine) -> str:
     needed = sum(table.num_embeddings * (table.embedding_dim + 1) * 4 for table in tables)
-    room = machine.device_memory - load.reserved.total - machine.headroom
+    room = machine.known_memory - load.reserved.total - machine.headroom
     host = (
         ", no host memory"
         if not machine.host_memory
@@ -121,8 +122,8 @@ def fitting_changes(setting: Setting) -> list[str]:
     """
     if found := _first_that_fits(recompute_changes(setting)):
         return [found]
-    found = [_first_that_fits(changes) for changes in larger_changes(setting)]
-    return [words for words in found if words]
+    larger = [_first_that_fits(changes) for changes in larger_changes(setting)]
+    return [words for words in larger if words]
 
 
 def _first_that_fits(changes: Sequence[Change]) -> str:
@@ -174,7 +175,7 @@ def with_section(setting: Setting, section: str, **options: object) -> Setting:
     return dataclasses.replace(setting, config=dataclasses.replace(setting.config, **{section: changed}))
 
 
-def with_machine(setting: Setting, **changed: int) -> Setting:
+def with_machine(setting: Setting, **changed: Any) -> Setting:
     """The setting on another machine."""
     return dataclasses.replace(setting, machine=dataclasses.replace(setting.machine, **changed))
 

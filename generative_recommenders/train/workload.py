@@ -102,7 +102,7 @@ def of_public_data(config: RunConfig) -> Workload:
         UserError: a data set, or a size of it, whose tables nobody knows before it is prepared.
     """
     options, name = config.dataset_options, config.data.dataset
-    size = PUBLIC.get(options.get("size")) if name == "yambda" else None
+    size = PUBLIC.get(options["size"]) if name == "yambda" else None
     if size is None:
         known = ", ".join(f"yambda.size = {known!r}" for known in PUBLIC)
         raise UserError(

@@ -6,13 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from generative_recommenders.data.cache import (
-    EventCache,
-    anchor_type,
-    cache_from_events,
-    find_anchors,
-    user_chunks,
-)
+from generative_recommenders.data.anchor_rule import anchor_type, find_anchors, user_chunks
+from generative_recommenders.data.cache import EventCache, cache_from_events
 from generative_recommenders.data.schema import FeatureSchema
 from generative_recommenders.errors import UserError
 

@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from generative_recommenders.data.baseline import auc, online_baseline
+from generative_recommenders.data.baseline import online_baseline
 from generative_recommenders.data.cache import cache_from_events
 from generative_recommenders.data.online_stats import BUCKETS, COUNTS, LEANS, LOG_BUCKETS, MEANS, online_columns
+from generative_recommenders.ranking import auc
 
 GROUPS = [(), *[tuple(g for g in "abc" if (i + ord(g)) % 3 != i % 2) for i in range(12)]]
 

@@ -225,3 +225,10 @@ def test_a_regression_label_has_a_unit_and_a_centre():
 def test_a_wrong_task_is_named(changes, message):
     with pytest.raises(ValueError, match=message):
         TaskConfig("t", **changes)
+
+
+def test_events_without_the_attributes_of_the_model_are_refused():
+    events = event_rows([3, 2], [1, 1], attributes=0)
+    preprocessor = ContextualPreprocessor(6, 8, 5, num_contextual=0, num_attributes=2)
+    with pytest.raises(ValueError, match="the model has item attributes, these events have none"):
+        preprocessor.embed_rows(events, torch.zeros(5, dtype=torch.int64))

@@ -118,6 +118,7 @@ def events_source(
 def _used(columns: EventColumns, context: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Column of the event files → the types that all of its roles allow."""
     label = NUMBER_TYPES if columns.positive_at is not None else (*NUMBER_TYPES, "BOOLEAN")
+    roles: list[tuple[str | None, tuple[str, ...]]]
     roles = [(columns.user, ID_TYPES), (columns.item, ID_TYPES), *((column, ID_TYPES) for column in context)]
     roles += [(columns.time, TIME_TYPES), (columns.action, INTEGER_TYPES), (columns.label, label)]
     roles += [(columns.organic, (*INTEGER_TYPES, "BOOLEAN"))]
@@ -171,6 +172,7 @@ def _bits(types: Mapping[str, str], columns: EventColumns) -> tuple[str, list[Ch
         action = name(columns.action)
         message = f"column {columns.action!r} holds the action {{value}}, expected 0, 1, 2 or 4"
         return action, [Check(f"{action} IS NULL OR {action} NOT IN (0, 1, 2, 4)", action, message)]
+    assert columns.label is not None  # one of the two is given
     label, checks = name(columns.label), []
     if types[columns.label] in ("DOUBLE", "FLOAT"):
         # As text: parquet's statistics leave nan out, and the engine trusts them when it compares numbers.

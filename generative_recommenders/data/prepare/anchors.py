@@ -8,7 +8,7 @@ import duckdb
 import numpy as np
 import pyarrow
 
-from generative_recommenders.data.cache import anchor_type, eligible_events, user_chunks
+from generative_recommenders.data.anchor_rule import anchor_type, eligible_events, user_chunks
 from generative_recommenders.data.prepare.columns import ColumnWriter, read_values
 from generative_recommenders.data.prepare.job import Job
 from generative_recommenders.data.prepare.progress import Progress

@@ -29,7 +29,7 @@ class ColumnWriter:
 
     def append(self, values: np.ndarray) -> None:
         """Write values of the column's own type at the end."""
-        data = memoryview(np.ascontiguousarray(values, dtype=self.dtype)).cast("B")
+        data = np.ascontiguousarray(values, dtype=self.dtype).data.cast("B")
         while data:
             data = data[self._file.write(data) :]
         self.length += len(values)
@@ -75,16 +75,6 @@ def sha256(path: pathlib.Path) -> str:
     """Checksum of a file, read in pieces."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def replace_file(path: pathlib.Path, text: str) -> None:
-    """Write a small file so that it is either the old or the new one, whatever happens in between."""
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
 
 
 def _header(dtype: np.dtype, length: int) -> bytes:

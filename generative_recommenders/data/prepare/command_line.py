@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import pathlib
 
 from generative_recommenders.data.prepare.engine import Limits
 from generative_recommenders.data.prepare.pipeline import prepare
@@ -42,7 +43,7 @@ def add_prepare_options(parser: argparse.ArgumentParser, min_history: int | None
     parser.add_argument("--no-space-check", action="store_true", help="start even if the disk looks too small")
 
 
-def run_prepare(source: Source, cache: str, min_history: int, options: argparse.Namespace) -> None:
+def run_prepare(source: Source, cache: str | pathlib.Path, min_history: int, options: argparse.Namespace) -> None:
     """Prepare and print a summary."""
     prepare(
         source,

@@ -62,7 +62,7 @@ def find_reading(connection: duckdb.DuckDBPyConnection, table: Table, column: st
     bad = [f"{name(column)} IS NOT NULL AND ({each.expression}) IS NULL" for each in possible.values()]
     with readable_errors(f"{table.what} {table.files[0]} cannot be read"):
         counts = ", ".join(f"count_if({condition})" for condition in bad)
-        found = connection.execute(f"SELECT {counts} FROM {table.relation}").fetchone()
+        found = connection.execute(f"SELECT {counts} FROM {table.relation}").fetchall()[0]
     fitting = [reading for reading, count in zip(possible.values(), found, strict=True) if not count]
     if not fitting:
         raise _contradiction(table, column, list(possible.values()), bad)
@@ -97,8 +97,9 @@ def _is_iso(shape: str) -> bool:
 
 def _reading(column: str, shapes: dict[str, str], order: str) -> Reading | None:
     """The reading of all shapes with that order of the date's parts, if each can have it."""
-    formats = [_format(shape, order) for shape in shapes]
-    if None in formats:
+    found = [_format(shape, order) for shape in shapes]
+    formats = [each for each in found if each is not None]
+    if len(formats) < len(found):
         return None
     return Reading(ORDERS[order], _seconds(name(column), list(dict.fromkeys(formats))))
 
@@ -173,7 +174,7 @@ def _ambiguous(
     shown: dict[str, list[str]] = {}
     for reading in readings:
         query = f"SELECT strftime(make_timestamp(1000000 * ({reading.expression})), '%Y-%m-%d %H:%M:%S')"
-        text = connection.execute(f"{query} FROM (SELECT {quoted(value)} AS {name(column)})").fetchone()[0]
+        text = connection.execute(f"{query} FROM (SELECT {quoted(value)} AS {name(column)})").fetchall()[0][0]
         shown.setdefault(text, []).append(reading.title)
     possible = " or ".join(f"{text} ({' or '.join(titles)})" for text, titles in shown.items())
     return UserError(

@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from generative_recommenders.data.cache import EXTENDED_VERSION, MANIFEST, MARKER, SCHEMA_VERSION
-from generative_recommenders.data.prepare.columns import replace_file, sha256
+from generative_recommenders.data.prepare.columns import sha256
 from generative_recommenders.data.prepare.source import Source
+from generative_recommenders.disk import write_atomically
 from generative_recommenders.errors import UserError
 
 WORK = ".preparing"
@@ -61,7 +62,7 @@ class Job:
     def save(self, **entries: object) -> None:
         """Add entries to the state and store it."""
         self.state.update(entries)
-        replace_file(self.work / STATE, json.dumps(self.state))
+        write_atomically(self.work / STATE, json.dumps(self.state))
 
     @contextmanager
     def opened(self) -> Iterator[bool]:
@@ -89,10 +90,10 @@ class Job:
     def complete(self, manifest: dict, preparation: dict) -> None:
         """Write the manifest, then the marker, then drop the work folder."""
         preparation = preparation | {"fingerprint": self._digest}
-        replace_file(self.folder / PREPARATION, json.dumps(preparation, indent=1) + "\n")
-        replace_file(self.folder / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+        write_atomically(self.folder / PREPARATION, json.dumps(preparation, indent=1) + "\n")
+        write_atomically(self.folder / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True) + "\n")
         self._sync_folder()
-        replace_file(self.folder / MARKER, sha256(self.folder / MANIFEST) + "\n")
+        write_atomically(self.folder / MARKER, sha256(self.folder / MANIFEST) + "\n")
         self._sync_folder()
         shutil.rmtree(self.work, ignore_errors=True)
 

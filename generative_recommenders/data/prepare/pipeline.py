@@ -56,7 +56,8 @@ class _Plan:
     cross_users: int | None
 
     def fingerprint(self) -> str:
-        return fingerprint(self.source, self.min_history, self.base and self.base.digest, self.cross_users)
+        base = None if self.base is None else self.base.digest
+        return fingerprint(self.source, self.min_history, base, self.cross_users)
 
 
 def prepare(

@@ -55,8 +55,8 @@ def scan(
         job.save(scan=facts)
     else:
         for table in tables:
-            file = quoted(glob.escape(str(job.work / f"{table}.parquet")))
-            connection.execute(f"CREATE TEMP TABLE {name(table)} AS SELECT * FROM read_parquet({file})")
+            saved = quoted(glob.escape(str(job.work / f"{table}.parquet")))
+            connection.execute(f"CREATE TEMP TABLE {name(table)} AS SELECT * FROM read_parquet({saved})")
     return job.state["scan"]
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import duckdb
 import numpy as np
 
-from generative_recommenders.data.cache import CONTEXT_PREFIX, user_chunks
+from generative_recommenders.data.anchor_rule import user_chunks
+from generative_recommenders.data.cache import CONTEXT_PREFIX
 from generative_recommenders.data.prepare.columns import ColumnWriter, read_values
 from generative_recommenders.data.prepare.engine import name
 from generative_recommenders.data.prepare.job import Job

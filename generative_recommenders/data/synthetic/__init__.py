@@ -51,10 +51,10 @@ def synthetic_yambda(
     ``best_auc`` of the data set is the AUC of the true probabilities over exactly its hold-out samples: no model can be
     expected to do better. Several processes may call this at once: one generates, the others wait.
     """
-    from generative_recommenders.data.baseline import auc
     from generative_recommenders.data.prepared import dataset_of_cache
     from generative_recommenders.data.reader import HistoryOptions
     from generative_recommenders.data.windows import split_last_day
+    from generative_recommenders.ranking import auc
 
     if round(holdout_days * 86_400) < 1:
         raise UserError(f"synthetic_yambda.holdout_days = {holdout_days}: give at least a second, 1 / 86400")

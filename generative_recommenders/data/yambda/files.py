@@ -29,20 +29,17 @@ COLUMNS = dict.fromkeys(("uid", "timestamp", "item_id", "played_ratio_pct"), INT
 def yambda_source(path: str | pathlib.Path, size: str) -> Source:
     """Describe the files under ``path`` for ``prepare``; ``UserError`` for missing files, columns or wrong types."""
     fetch = f"python -m generative_recommenders.data.yambda download --size {size} --path {path}"
-    for file in (
-        user_path(path),
-        events_path(path, size),
-        *(user_path(path) / file for file in MAPPINGS.values()),
-    ):
-        if not file.exists():
-            raise UserError(f"Yambda: {file} does not exist: correct --path, or fetch the files first ({fetch})")
+    mappings = {attribute: user_path(path) / file for attribute, file in MAPPINGS.items()}
+    for needed in (user_path(path), events_path(path, size), *mappings.values()):
+        if not needed.exists():
+            raise UserError(f"Yambda: {needed} does not exist: correct --path, or fetch the files first ({fetch})")
     events = find_files(events_path(path, size), "Yambda events")
     connection = utc_connection()
     try:
         table = open_table(connection, events, "Yambda events", COLUMNS)
         attributes = {}
-        for attribute, file in MAPPINGS.items():
-            files = find_files(user_path(path) / file, "Yambda mapping")
+        for attribute, file in mappings.items():
+            files = find_files(file, "Yambda mapping")
             used = dict.fromkeys(("item_id", attribute), INTEGER_TYPES)
             mapping = open_table(connection, files, "Yambda mapping", used)
             checks = [check for column in used for check in id_checks(column, mapping.types[column], null_allowed=True)]

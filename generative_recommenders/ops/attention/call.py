@@ -27,12 +27,13 @@ class AttentionCall:
     def on(self, device: torch.device) -> AttentionCall:
         """The kernels' view of the call: small tensors contiguous and on the device, numbers of one type each."""
 
-        def placed(value: torch.Tensor | None) -> torch.Tensor | None:
-            return None if value is None else value.to(device).contiguous()
+        def placed(value: torch.Tensor) -> torch.Tensor:
+            return value.to(device).contiguous()
 
         norm = placed(self.attn_norm) if isinstance(self.attn_norm, torch.Tensor) else float(self.attn_norm)
+        targets = None if self.num_targets is None else placed(self.num_targets)
         return AttentionCall(
-            placed(self.seq_offsets), int(self.max_seq_len), float(self.alpha), norm, placed(self.num_targets),
+            placed(self.seq_offsets), int(self.max_seq_len), float(self.alpha), norm, targets,
             bool(self.causal), int(self.max_attn_len), int(self.contextual_seq_len),
         )  # fmt: skip
 

@@ -58,6 +58,7 @@ class _FusedFront(torch.autograd.Function):
         if x.stride(1) != 1:
             x = x.contiguous()
         normed, mean, rstd = kernels().normalize(x, norm_weight, norm_bias, projection.eps, dtype)
+        vqk: torch.Tensor | None
         u, vqk = projection.project(normed, weight, bias)
         out = projection.attend(vqk, call)
         normed = None if projection.recompute_normed_x else normed

@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import pathlib
 import sys
 from collections.abc import Callable
 
 import torch
 
+from generative_recommenders.disk import write_atomically
 from generative_recommenders.ops.attention import configs, triton_launch
 from generative_recommenders.ops.attention.call import AttentionCall
 from generative_recommenders.terminal import guarded, show
@@ -48,7 +48,7 @@ class Scratch:
         make = lambda width: torch.randn(rows, self.heads, width, device=self.device).to(self.dtype)
         self.q, self.k, self.v = make(self.d_qk), make(self.d_qk), make(self.d_v)
         self.dout, self.out = make(self.d_v), make(self.d_v)
-        self.grads = [torch.empty_like(t) for t in (self.q, self.k, self.v)]
+        self.dq, self.dk, self.dv = (torch.empty_like(t) for t in (self.q, self.k, self.v))
         offsets = torch.arange(self.batch + 1, device=self.device) * self.length
         self.call = AttentionCall(offsets, self.length, self.d_qk**-0.5, float(self.length))
 
@@ -56,7 +56,8 @@ class Scratch:
         """The launch that ``kernel`` decides the speed of (both backward kernels run in one launch)."""
         if kernel == "forward":
             return lambda: triton_launch.launch_forward(self.q, self.k, self.v, self.out, self.call)
-        return lambda: triton_launch.launch_backward(self.dout, self.q, self.k, self.v, *self.grads, self.call)
+        buffers = self.dout, self.q, self.k, self.v, self.dq, self.dk, self.dv
+        return lambda: triton_launch.launch_backward(*buffers, self.call)
 
 
 def tune(
@@ -90,9 +91,7 @@ def store(found: dict[str, configs.LaunchConfig], path: pathlib.Path | None = No
     path.parent.mkdir(parents=True, exist_ok=True)
     configs.tuned_table.cache_clear()
     table = {key: dataclasses.asdict(value) for key, value in {**configs.tuned_table(), **found}.items()}
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_atomically(path, json.dumps(table, indent=1) + "\n")
     configs.tuned_table.cache_clear()
 
 

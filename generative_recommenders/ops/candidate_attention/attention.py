@@ -65,8 +65,8 @@ def candidate_attention(
     return implementation.forward(x, seq_offsets, candidates, *parameters, sizes, computation)
 
 
-def _on_kernels(*arguments):
-    *arguments, computation = arguments
+def _on_kernels(*call):
+    *arguments, computation = call
     return (absorbed_attention if computation == "absorbed" else materialised_attention)(*arguments)
 
 

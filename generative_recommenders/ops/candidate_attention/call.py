@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import torch
 
@@ -38,9 +37,8 @@ class Sizes:
 
     def columns(self) -> tuple[slice, slice, slice, slice]:
         """Columns of U, V, Q, K in the fused projection."""
-        value, query = self.num_heads * self.hidden_dim, self.num_heads * self.attn_dim
-        edges = 0, value, 2 * value, 2 * value + query, 2 * (value + query)
-        return tuple(slice(*pair) for pair in itertools.pairwise(edges))
+        v, q = self.num_heads * self.hidden_dim, self.num_heads * self.attn_dim
+        return slice(0, v), slice(v, 2 * v), slice(2 * v, 2 * v + q), slice(2 * v + q, 2 * v + 2 * q)
 
 
 def operand_columns(width: int, dtype: torch.dtype, num_heads: int) -> tuple[int, int]:

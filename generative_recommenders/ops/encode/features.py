@@ -92,9 +92,12 @@ def _common_buffers(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor]
 
     The gradient of a block would be a buffer-sized sum; the gradient of the buffer takes all blocks at once.
     """
-    sources, places = [], []
+    sources: list[torch.Tensor] = []
+    places: list[_Place] = []
     for tensor in tensors:
-        base = tensor._base if _is_block(tensor) else tensor
+        base = tensor
+        if _is_block(tensor) and tensor._base is not None:
+            base = tensor._base
         number = next((i for i, known in enumerate(sources) if known is base), len(sources))
         if number == len(sources):
             sources.append(base)
@@ -128,7 +131,7 @@ class _JoinFeatures(torch.autograd.Function):
         copy_rows = kernels().copy_rows
         ctx.plan, ctx.sources = plan, [(s.shape, s.dtype, s.device) for s in sources]
         width, like = plan.width, sources[0]
-        sources = [s.view(-1, width) if s.is_contiguous() else s for s in sources]
+        sources = tuple(s.view(-1, width) if s.is_contiguous() else s for s in sources)
         events, count = plan.history[0].count, plan.candidates[0].count
         rows, attributes = events + count, (plan.features - 1) * width
         item = torch.empty(rows, width, device=like.device, dtype=plan.dtype)

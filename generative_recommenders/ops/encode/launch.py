@@ -43,7 +43,8 @@ def swish_backward(dy, x, weight, bias, mean, rstd) -> tuple[torch.Tensor, torch
     rows, width = x.shape
     dx = torch.empty(rows, width, device=x.device, dtype=x.dtype)
     if rows == 0:
-        return dx, *torch.zeros(2, width, device=x.device, dtype=torch.float32).unbind()
+        d_weight, d_bias = torch.zeros(2, width, device=x.device, dtype=torch.float32).unbind()
+        return dx, d_weight, d_bias
     dy = dy if dy.stride(1) == 1 else dy.contiguous()
     launch = row_launch(width, x.device, resident=16)
     grid = launch.grid(rows, x.device)
@@ -53,7 +54,8 @@ def swish_backward(dy, x, weight, bias, mean, rstd) -> tuple[torch.Tensor, torch
         x.stride(0), dy.stride(0), dx.stride(0),
         D=width, BD=launch.block, ROWS=launch.rows, **launch.options(),
     )  # fmt: skip
-    return dx, *partial.sum(0).unbind()
+    d_weight, d_bias = partial.sum(0).unbind()
+    return dx, d_weight, d_bias
 
 
 def encode_rows(source, attributes, norms, tables, x, mask, stats, eps, call, first: int) -> None:

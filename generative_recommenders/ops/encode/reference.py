@@ -43,6 +43,7 @@ def encode_sequence(
     wide, width = torch.promote_types(content.dtype, torch.float32), content.shape[1]
     rows = _normed(content.to(wide), content_norm) + action_table.to(wide)[call.patterns]
     if attributes is not None:
+        assert attribute_norm is not None
         rows = rows + _normed(attributes.to(wide), attribute_norm)
     if context is not None:
         rows = torch.cat([rows, context.to(wide)])
@@ -50,6 +51,7 @@ def encode_sequence(
     source = torch.empty_like(joined).index_copy_(0, call.places, joined)
     x = math.sqrt(width) * rows[source] + position_table.to(wide)[call.positions] + time_table.to(wide)[call.times]
     if call.dropout_ratio > 0:
+        assert call.seed is not None
         kept = keep_decisions(joined, width, call.seed, SEGMENT_INPUT, call.dropout_ratio)
         x = torch.where(kept, x / (1.0 - call.dropout_ratio), 0.0)
     return x.to(call.dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import torch
 
@@ -55,7 +56,8 @@ def encode_sequence(
     if call.dropout_ratio > 0 and not isinstance(call.seed, torch.Tensor):
         raise ValueError(f"dropout_ratio={call.dropout_ratio} needs a seed, an int64 tensor [1]: got {call.seed!r}")
     sizes = {"places": total, "patterns": events, "positions": total, "times": total}
-    call = dataclasses.replace(call, **{name: vector(name, getattr(call, name), size) for name, size in sizes.items()})
+    checked: dict[str, Any] = {name: vector(name, getattr(call, name), size) for name, size in sizes.items()}
+    call = dataclasses.replace(call, **checked)
     if attributes is not None:
         matrix("attributes", attributes, width, events)
     if context is not None:

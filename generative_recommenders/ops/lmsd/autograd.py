@@ -72,14 +72,14 @@ def _lmsd_forward(
     backend: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     cfg = LmsdConfig(dropout_ratio, apply_u_silu, concat_u, concat_x, num_groups, eps)
-    seed = seed if seed_tensor is None else seed_tensor
+    drawn_from = seed if seed_tensor is None else seed_tensor
     contract.check_inputs(x, u, weight, bias, cfg)
-    contract.check_seed(seed, x)
+    contract.check_seed(drawn_from, x)
     contract.check_row_indices(row_indices, x)
-    implementation, aligned = backends.choose(unpack(backend), x, weight, bias, cfg, row_indices, seed)
+    implementation, aligned = backends.choose(unpack(backend), x, weight, bias, cfg, row_indices, drawn_from)
     if aligned:
         x, u = contract.aligned(x), contract.aligned(u)
-    y, mean, rstd, mask = implementation.forward(x, u, weight, bias, seed, row_indices, cfg)
+    y, mean, rstd, mask = implementation.forward(x, u, weight, bias, drawn_from, row_indices, cfg)
     return y, mean, rstd, _no_mask(x) if mask is None else mask
 
 
@@ -118,12 +118,13 @@ def _lmsd_backward(
     backend: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     cfg = LmsdConfig(dropout_ratio, apply_u_silu, concat_u, concat_x, num_groups, eps)
-    mask = mask if dropout_ratio > 0 else None
-    contract.check_saved(dy, x, mean, rstd, mask, cfg)
+    kept = mask if dropout_ratio > 0 else None
+    contract.check_saved(dy, x, mean, rstd, kept, cfg)
     implementation, aligned = backends.choose(unpack(backend), x, weight, bias, cfg)
     if aligned:
         x, u = contract.aligned(x), contract.aligned(u)
-    grads = implementation.backward(dy, x, u, weight, bias, mean, rstd, mask, cfg, compute_dweight)
+    assert implementation.backward is not None
+    grads = implementation.backward(dy, x, u, weight, bias, mean, rstd, kept, cfg, compute_dweight)
     dx, du, dweight, dbias = grads
     return dx, du, weight.new_empty(0) if dweight is None else dweight, dbias
 
@@ -164,11 +165,11 @@ def _differentiate_backward(ctx, *grads):
     *tensors, mask = ctx.saved_tensors
     eps, dropout_ratio, silu, concat_u, concat_x, groups, dweight_wanted, _ = ctx.config
     with torch.enable_grad():
-        inputs = [tensor.detach().requires_grad_() for tensor in tensors]
-        mean, rstd = reference.statistics(inputs[1], eps, groups)
+        inputs = dy, x, u, weight, bias = [tensor.detach().requires_grad_() for tensor in tensors]
+        mean, rstd = reference.statistics(x, eps, groups)
         kept = mask if dropout_ratio > 0 else None
         flags = (silu, concat_u, concat_x, groups)
-        outputs = reference.backward(*inputs, mean, rstd, kept, dropout_ratio, *flags)
+        outputs = reference.backward(dy, x, u, weight, bias, mean, rstd, kept, dropout_ratio, *flags)
         wanted = [i for i in range(4) if grads[i] is not None and (dweight_wanted or i != 2)]
         second = torch.autograd.grad(
             [outputs[i] for i in wanted], inputs, [grads[i] for i in wanted], allow_unused=True

@@ -47,10 +47,9 @@ def _pytorch_backward(
 ) -> Tensors:
     """``reference.backward``, written to the caller's buffers where there are any."""
     flags = (cfg.apply_u_silu, cfg.concat_u, cfg.concat_x, cfg.num_groups)
-    grads = list(reference.backward(dy, x, u, weight, bias, mean, rstd, mask, cfg.dropout_ratio, *flags))
-    if not compute_dweight:
-        grads[2] = None
-    return tuple(grad if buffer is None else buffer.copy_(grad) for grad, buffer in zip(grads, owned, strict=True))
+    dx, du, dweight, dbias = reference.backward(dy, x, u, weight, bias, mean, rstd, mask, cfg.dropout_ratio, *flags)
+    pairs = zip((dx, du, dweight if compute_dweight else None, dbias), owned, strict=True)
+    return tuple(grad if buffer is None or grad is None else buffer.copy_(grad) for grad, buffer in pairs)
 
 
 #: ``explicit.py`` documents what they compute: ``forward(x, u, weight, bias, seed, row_indices, cfg) -> (y, mean, rstd,

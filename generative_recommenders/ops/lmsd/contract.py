@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 
@@ -56,13 +57,15 @@ class LmsdShape:
     def of(cls, x, weight, bias, cfg: LmsdConfig, row_indices=None, seed: int | torch.Tensor = 0) -> LmsdShape:
         """Of a call with these arguments."""
         indexed, on_device = row_indices is not None, isinstance(seed, torch.Tensor)
-        return cls(x.device, x.dtype, (weight.dtype, bias.dtype), *x.shape, cfg, indexed, on_device)
+        rows, columns = x.shape
+        return cls(x.device, x.dtype, (weight.dtype, bias.dtype), rows, columns, cfg, indexed, on_device)
 
 
-class _Named:
+class _Named(tuple):
     """Lets a named tuple be read by key too: ``result["y_tensor"]``, ``result.y_tensor``, ``y, mean, ... = result``."""
 
     __slots__ = ()
+    _fields: Any
 
     def __getitem__(self, key):
         if isinstance(key, str):
@@ -250,7 +253,7 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     return not (shift >= a_width and shift + b_width <= pitch)
 
 
-def check_overlap(outputs: dict[str, torch.Tensor | None], inputs: dict[str, torch.Tensor | None]) -> None:
+def check_overlap(outputs: Mapping[str, torch.Tensor | None], inputs: Mapping[str, torch.Tensor | None]) -> None:
     """Outputs must overlap neither inputs nor one another."""
     owned = [(name, tensor) for name, tensor in outputs.items() if tensor is not None]
     others = [(name, tensor) for name, tensor in inputs.items() if tensor is not None]

@@ -17,7 +17,7 @@ from generative_recommenders.ops.lmsd.contract import LmsdBackward, LmsdConfig, 
 
 
 @contextlib.contextmanager
-def _on_stream(stream: object, device: torch.device):
+def _on_stream(stream: torch.cuda.Stream | int | None, device: torch.device):
     """Make the device and ``stream`` (``torch.cuda.Stream`` or handle; ``None``: the current one) current."""
     if device.type != "cuda":
         if stream is not None:
@@ -38,7 +38,7 @@ def hstu_lmsd_forward(
     eps: float = 1e-6,
     dropout_ratio: float = 0.1,
     seed: int | torch.Tensor = 0,
-    stream: object = None,
+    stream: torch.cuda.Stream | int | None = None,
     apply_u_silu: bool = True,
     concat_u: bool = True,
     concat_x: bool = True,
@@ -94,7 +94,7 @@ def hstu_lmsd_backward(
     rstd_tensor: torch.Tensor,
     mask_tensor: torch.Tensor | None,
     dropout_ratio: float | None = None,
-    stream: object = None,
+    stream: torch.cuda.Stream | int | None = None,
     dx_tensor: torch.Tensor | None = None,
     du_tensor: torch.Tensor | None = None,
     dweight_tensor: torch.Tensor | None = None,
@@ -129,15 +129,17 @@ def hstu_lmsd_backward(
     cfg = _forward_config(num_groups, dropout_ratio=dropout_ratio, **flags)
     contract.check_inputs(x_tensor, u_tensor, weight_tensor, bias_tensor, cfg)
     contract.check_saved(dy_tensor, x_tensor, mean_tensor, rstd_tensor, mask_tensor, cfg)
+    owned: dict[str, torch.Tensor | None]
     owned = dict(dx_tensor=dx_tensor, du_tensor=du_tensor, dweight_tensor=dweight_tensor, dbias_tensor=dbias_tensor)
+    _check_buffers(owned, (x_tensor, u_tensor, weight_tensor, bias_tensor), compute_dweight)
     inputs = dict(x_tensor=x_tensor, u_tensor=u_tensor, weight_tensor=weight_tensor, bias_tensor=bias_tensor)
-    _check_buffers(owned, inputs.values(), compute_dweight)
-    inputs |= dict(dy_tensor=dy_tensor, mean_tensor=mean_tensor, rstd_tensor=rstd_tensor, mask_tensor=mask_tensor)
-    contract.check_overlap(owned, inputs)
+    saved = dict(dy_tensor=dy_tensor, mean_tensor=mean_tensor, rstd_tensor=rstd_tensor, mask_tensor=mask_tensor)
+    contract.check_overlap(owned, {**inputs, **saved})
     with torch.no_grad(), _on_stream(stream, x_tensor.device):
         call, aligned = backends.choose(backend, x_tensor, weight_tensor, bias_tensor, cfg)
         if aligned:
             contract.check_aligned(x_tensor=x_tensor, u_tensor=u_tensor, dx_tensor=dx_tensor, du_tensor=du_tensor)
+        assert call.backward is not None
         grads = call.backward(
             dy_tensor, x_tensor, u_tensor, weight_tensor, bias_tensor, mean_tensor, rstd_tensor, mask_tensor,
             cfg, compute_dweight, tuple(owned.values()),

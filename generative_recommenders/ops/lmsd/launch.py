@@ -80,7 +80,7 @@ def forward(
     threshold = philox.signed32(philox.keep_threshold(cfg.dropout_ratio)) if dropout else 0
     lmsd_forward_kernel[config.grid(total, x.device)](
         x, u, weight.contiguous(), bias.contiguous(), y, mean, rstd,
-        mask.view(torch.int32) if dropout else None, row_indices, seed_tensor,
+        None if mask is None else mask.view(torch.int32), row_indices, seed_tensor,
         total, x.stride(0) // config.vector, u.stride(0) // config.vector, y.stride(0) // config.vector, columns // 4,
         low, high, threshold, 1.0 / (1.0 - cfg.dropout_ratio), 1.0 - cfg.dropout_ratio, cfg.eps,
         **shapes, **config.options(),
@@ -108,7 +108,7 @@ def backward(
     dx, du, dw, db, _ = _backward_parts(
         dy, x, u, weight, bias, mean, rstd, mask, cfg, owned[:2], compute_dweight, config=config
     )
-    return dx, du, _sum_parts(dw, weight, dweight) if compute_dweight else None, _sum_parts(db, bias, dbias)
+    return dx, du, None if dw is None else _sum_parts(dw, weight, dweight), _sum_parts(db, bias, dbias)
 
 
 def backward_for_layer(
@@ -129,16 +129,17 @@ def backward_for_layer(
     du is written to the given buffer (a column block will do). With ``restore_y`` forward's y takes the place of dy,
     which saves a layer that did not keep y a second forward pass. One group; rows as ``contract.why_unaligned`` wants.
     """
-    dx, _, dw, db, du_sums = _backward_parts(
+    dx, _, *parts = _backward_parts(
         dy, x, u, weight, bias, mean, rstd, mask, cfg, (None, du), True, restore_y, sum_du=True
     )
-    return dx, du_sums.sum(0), dw.sum(0), db.sum(0)
+    dw, db, du_sums = (part.sum(0) for part in parts if part is not None)
+    return dx, du_sums, dw, db
 
 
 def _backward_parts(
     dy, x, u, weight, bias, mean, rstd, mask, cfg: LmsdConfig, owned, compute_dweight, restore_y=False, sum_du=False,
     config: RowLaunch | None = None,
-) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """``(dx, du)``, and float32 parts of dweight, dbias and du's column sums, the first and last only if wanted."""
     dx, du = owned
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device) if dx is None else dx

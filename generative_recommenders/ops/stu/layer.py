@@ -128,6 +128,7 @@ class _FusedLayer(torch.autograd.Function):
             x = x.contiguous()
         out = torch.empty(x.shape, device=x.device, dtype=plan.dtype)
         normed, mean, rstd = kernels().normalize(x, norm_weight, norm_bias, front.eps, plan.dtype, copy=out)
+        vqk: torch.Tensor | None
         u, vqk = front.project(normed, weight, bias)
         normed = None if front.recompute_normed_x else normed
         attention = front.attend(vqk, plan.call)

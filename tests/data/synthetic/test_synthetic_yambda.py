@@ -4,7 +4,6 @@ import numpy as np
 import polars as pl
 import pytest
 
-from generative_recommenders.data.baseline import auc
 from generative_recommenders.data.cache import EventCache
 from generative_recommenders.data.prepare import prepare
 from generative_recommenders.data.synthetic import (
@@ -17,6 +16,7 @@ from generative_recommenders.data.synthetic import (
 from generative_recommenders.data.synthetic.__main__ import main
 from generative_recommenders.data.yambda.files import yambda_source
 from generative_recommenders.errors import UserError
+from generative_recommenders.ranking import auc
 
 
 @pytest.fixture(scope="module")
