@@ -98,20 +98,18 @@ def _keep_permutations() -> None:
     was queued. They follow from the layout and the ranks' batch sizes alone.
     """
     make = dist_data._get_recat
-    if hasattr(make, "cache_info"):
+    if hasattr(make, "__wrapped__"):
         return
 
     @functools.lru_cache(maxsize=256)
-    def kept(*arguments: object) -> object:
-        *others, sizes = arguments
-        return make(*others, None if sizes is None else list(sizes))
+    def kept(features: int, ranks: int, stagger: int, device: torch.device | None, sizes: tuple[int, ...] | None):
+        return make(features, ranks, stagger, device, None if sizes is None else list(sizes))
 
     @functools.wraps(make)
     def remembered(local_split, num_splits, stagger=1, device=None, batch_size_per_rank=None):
         sizes = None if batch_size_per_rank is None else tuple(batch_size_per_rank)
         return kept(local_split, num_splits, stagger, device, sizes)
 
-    remembered.cache_info = kept.cache_info
     dist_data._get_recat = remembered
 
 
