@@ -47,12 +47,21 @@ def time_windows(cache: EventCache, start: int, end: int, seconds: int = DAY) ->
     return windows
 
 
-def split_last_fraction(cache: EventCache, fraction: float = 0.1, window_seconds: int = DAY) -> Split:
-    """The newest ``fraction`` of the samples as hold-out; samples of the cut's time are all in the hold-out."""
+def split_last_fraction(
+    cache: EventCache, fraction: float = 0.1, window_seconds: int = DAY, train_days: float | None = None
+) -> Split:
+    """The newest ``fraction`` of the samples as hold-out; samples of the cut's time are all in the hold-out.
+
+    ``train_days``: only the samples of so many days before the hold-out train, None: all of them.
+    """
     if not 0 < fraction < 1:
         raise UserError(f"holdout_fraction {fraction} is out of range: give a number between 0 and 1")
+    if train_days is not None and not 0 < train_days < 2**32 / DAY:
+        raise UserError(f"train_days {train_days} is out of range: give a number of days above 0, or None for all")
     first, last = cache.time_range()
     cut = int(cache.time[cache.anchors[min(int(cache.num_anchors * (1 - fraction)), cache.num_anchors - 1)]])
+    if train_days is not None:
+        first = max(first, cut - max(1, round(train_days * DAY)))
     return _split(cache, first, cut, cut, last + 1, window_seconds)
 
 

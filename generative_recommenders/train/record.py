@@ -16,6 +16,7 @@ from generative_recommenders.errors import UserError
 from generative_recommenders.terminal import complain
 from generative_recommenders.train import report
 from generative_recommenders.train.arguments import Arguments
+from generative_recommenders.train.checkpoint_meta import newest
 from generative_recommenders.train.console import Terminal
 from generative_recommenders.train.distributed import World, launched_rank
 from generative_recommenders.train.failures import ON_ALL_RANKS, is_input_error, one_line
@@ -226,6 +227,10 @@ class RunRecord:
         terminal.print(f"report: {folder.path / 'report.html'}")
         if self.result.reason is not None:
             terminal.print(f"failed: {self.result.reason}")
+        if (self.result.reason or "").startswith("stopped by"):
+            kept = newest(folder.checkpoints)
+            where = f"from {kept.name}" if kept else "from the beginning, as no checkpoint was written (checkpoint.…)"
+            terminal.print(f"the same command with --run-name {name} --resume goes on {where}")
 
     def could_not_close(self, outcome: Finished | NothingToDo | Broken, exc: OSError) -> NotWritten:
         """The disk is full, or the terminal is gone: say it, unless it was said, and let go of what is open."""

@@ -18,6 +18,7 @@ h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.1rem; margin-t
 .curves { display: flex; flex-wrap: wrap; gap: 1.5rem; } figure { margin: 0; } figcaption { font-weight: 600; }
 table { border-collapse: collapse; } td { padding: .25rem .8rem; border-bottom: 1px solid #dfe3ea; }
 td.n { text-align: right; font-variant-numeric: tabular-nums; }
+svg { max-width: 100%; height: auto; }
 svg text { font: 11px system-ui, sans-serif; fill: #4a5568; }
 svg .label { paint-order: stroke; stroke: #fff; stroke-width: 4px; stroke-linejoin: round; }
 pre { background: #f5f7fa; padding: 1rem; overflow-x: auto; font-size: 12.5px; }
@@ -115,7 +116,8 @@ def page(
     curves.append(curve("Samples per second", _points(metrics, "train", "samples_per_second")))
     outcome = result.status if result.reason is None else f"{result.status}: {result.reason}"
     return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{html.escape(name)}</title><style>{STYLE}</style></head><body>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{html.escape(name)}</title><style>{STYLE}</style></head><body>
 <h1>{html.escape(name)}</h1>
 <p class="{result.status}">{html.escape(outcome)}</p>
 <div class="curves">{"".join(curves)}</div>

@@ -151,7 +151,7 @@ def _read_weights(trainer: Trainer, place: Place) -> Start:
     if config.checkpoint.load:
         path = resolve(config.checkpoint.load)
         loaded = checkpoint.load(path, trainer.model, trainer.optimizers, config, trainer.dataset, trainer.world)
-        return Start(None, loaded.notes, loaded.warnings)
+        return Start(None, (f"weights from {path}", *loaded.notes), loaded.warnings)
     return Start()
 
 
@@ -161,7 +161,8 @@ def _open_files(
     """Introduce the run, and begin what it writes, or go on with it."""
     config = trainer.config
     terminal.start(trainer.reporter.total_samples)
-    place.folder.start(config.to_gin(), trainer.progress if place.resuming else None)
+    scored_again = place.resuming and config.train.mode == "eval"  # the folder goes on telling how it was trained
+    place.folder.start(None if scored_again else config.to_gin(), trainer.progress if place.resuming else None)
     terminal.configuration(config.values(), config.sources)
     for line in introduction(trainer, plan, place, start, arguments.resume):
         terminal.print(line)

@@ -76,10 +76,14 @@ class RunFolder:
             os.close(self._held)
             self._held = None
 
-    def start(self, config_text: str, resumed_at: Progress | None) -> None:
-        """Create the folder, or go on in it from ``resumed_at`` (what was logged after it is dropped)."""
+    def start(self, config_text: str | None, resumed_at: Progress | None) -> None:
+        """Create the folder, or go on in it from ``resumed_at`` (what was logged after it is dropped).
+
+        ``config_text`` becomes its ``config.gin``; ``None`` leaves the one that the run was trained with.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path / "config.gin", config_text)
+        if config_text is not None:
+            write_atomically(self.path / "config.gin", config_text)
         if resumed_at is not None:
             self._forget_after(resumed_at)
         purge = None if resumed_at is None else resumed_at.step + 1

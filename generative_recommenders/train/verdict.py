@@ -57,10 +57,11 @@ def closing_figures(result: Result, trainer: Trainer) -> list[tuple[str, str]]:
             (f"hold-out calibration, {task}", show(figures.calibration)),
             (f"hold-out samples, {task}", f"{figures.samples:,}"),
         ]
+    none_seen = "no evaluation with both classes" if result.auc else "no evaluation"
     rows += [
         ("baseline AUC", show(result.baseline_auc, "this data set has no baseline")),
         ("best reachable AUC", show(result.best_auc, "only generated data tells it")),
-        ("best AUC seen in this run", show(result.auc_best_seen, "no evaluation with both classes")),
+        ("best AUC seen in this run", show(result.auc_best_seen, none_seen)),
         ("samples trained", f"{result.samples:,}"),
         ("steps", f"{trainer.progress.step:,}"),
         ("rows the last layer computed", trainer.meter.decision),

@@ -39,6 +39,17 @@ def test_windows_cover_every_sample_once(seed):
     assert [w.index for w in windows] == list(range(len(windows)))
 
 
+def test_only_the_newest_days_before_the_hold_out_train():
+    times = [DAY * day + 10 for day in range(10)]
+    split = split_last_fraction(cache_at(times), 0.2, train_days=3.0)
+    assert [window.num_samples for window in split.train] == [1, 1, 1]
+    assert split.train[0].start == 5 * DAY + 10 and split.train[-1].end == split.holdout.start == 8 * DAY + 10
+    assert split_last_fraction(cache_at(times), 0.2, train_days=1e4) == split_last_fraction(cache_at(times), 0.2)
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(UserError, match="train_days .* is out of range"):
+            split_last_fraction(cache_at(times), 0.2, train_days=wrong)
+
+
 def test_a_cut_keeps_equal_times_on_one_side():
     times = [1, 2, 3, 4, 5, 6, 7, 8, 8, 8]
     split = split_last_fraction(cache_at(times), 0.1, 100)

@@ -64,8 +64,18 @@ def test_a_resumed_run_equals_the_uninterrupted_one(train, tmp_path, stop):
 def test_a_checkpoint_loads_the_same_evaluation(train, tmp_path):
     assert train("x", more={"checkpoint.at_end": "True"})[0] == 0
     load = f"checkpoint.load={tmp_path / 'runs' / 'x'}"
-    assert train("again", "train.mode=eval", load)[0] == 0
+    status, output = train("again", "train.mode=eval", load)
+    assert status == 0 and f"weights from {tmp_path / 'runs' / 'x' / 'checkpoints'}" in output.out
     assert result(tmp_path, "again")["auc"] == result(tmp_path, "x")["auc"]
+
+
+def test_a_run_that_is_evaluated_again_keeps_the_configuration_it_was_trained_with(train, tmp_path):
+    more = {"checkpoint.at_end": "True"}
+    assert train("x", more=more)[0] == 0
+    trained = (tmp_path / "runs" / "x" / "config.gin").read_text(encoding="utf-8")
+    assert train("x", "train.mode=eval", more=more, resume=True)[0] == 0
+    assert (tmp_path / "runs" / "x" / "config.gin").read_text(encoding="utf-8") == trained
+    assert result(tmp_path, "x")["config"]["train.mode"] == "eval"  # the result says what was done last
 
 
 def test_a_missing_random_state_is_an_error(train, tmp_path):

@@ -189,6 +189,7 @@ DATA_EDGES = {
     "history_length": ((1, 2, 3, 4), (-1, 0, 2**20 + 1, BIG)),
     "scan_limit": ((1, BIG - 1), (-1, 0, BIG)),
     "holdout_fraction": ((1e-9, 0.5), (-0.1, 0.0, 1.0, NAN)),
+    "train_days": ((1 / 24, 1.0, 1e4), (-1.0, 0.0, 1e9, NAN)),
     "window_days": ((1 / 86_400, 1e9), (-1.0, 0.0, 1e-9, NAN, float("inf"))),
     "window_seconds": ((1, BIG - 1), (-1, 0, BIG)),
     "table_rows_limit": ((1, BIG - 1), (-1, 0, BIG)),

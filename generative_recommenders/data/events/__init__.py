@@ -20,6 +20,7 @@ def events(
     history_ties: str = "exclude",
     scan_limit: int = 20_000,
     holdout_fraction: float = 0.1,
+    train_days: float | None = None,
     window_seconds: int = 86_400,
     item_features: Sequence[str] | None = None,
     contextual_features: Sequence[str] | None = None,
@@ -31,7 +32,8 @@ def events(
 
     ``item_features``: by default the item's id and every attribute; ``contextual_features``: by default the user's id
     and every context column, crosses (``user_x_<attribute>``, ``item_x_hour`` …) may be added. ``min_history``: what
-    the cache must have been prepared with, None takes it as it is.
+    the cache must have been prepared with, None takes it as it is. ``train_days``: train on the newest so many days
+    before the hold-out, None: on all (a model that goes on day after day has seen the others).
     """
     from generative_recommenders.data.prepared import dataset_of_cache, open_cache
     from generative_recommenders.data.reader import HistoryOptions
@@ -44,7 +46,7 @@ def events(
     return dataset_of_cache(
         "events",
         opened,
-        split_last_fraction(opened, holdout_fraction, window_seconds),
+        split_last_fraction(opened, holdout_fraction, window_seconds, train_days),
         HistoryOptions(history_length, history_strategy, history_ties, scan_limit),
         item_features=("item_id", *opened.attributes) if item_features is None else item_features,
         contextual_features=("uid", *opened.context) if contextual_features is None else contextual_features,
