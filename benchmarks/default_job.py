@@ -1,6 +1,6 @@
 """Hold-out AUC and time of the default job (configs/synthetic.gin): mean and spread over seeds.
 
-python benchmarks/default_job.py [--seeds 1 2 3]
+    python benchmarks/default_job.py [--seeds 1 2 3]
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Renders every record of ``benchmarks/results`` as one page, ``docs/results.md``.
 
-python benchmarks/summary.py            # writes the page
-python benchmarks/summary.py --check    # exit 1 if the page is not what the records say
+    python benchmarks/summary.py            # writes the page
+    python benchmarks/summary.py --check    # exit 1 if the page is not what the records say
 """
 
 from __future__ import annotations

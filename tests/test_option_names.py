@@ -42,7 +42,5 @@ def test_every_option_that_a_message_names_exists():
 @pytest.mark.parametrize("pattern", ["README.md", "CHANGELOG.md", "docs/*.md", "configs/*.gin", "scripts/*.sh"])
 def test_every_option_that_a_page_names_exists(pattern):
     paths = list(REPO.glob(pattern))
-    found = {
-        name: path.name for path in paths for name in named(path.read_text(encoding="utf-8")) - {"data.windows"}
-    }  # Python there
+    found = {name: path.name for path in paths for name in named(path.read_text(encoding="utf-8")) - {"data.windows"}}  # Python there
     assert paths and {name: where for name, where in found.items() if name not in set(option_names())} == {}

@@ -38,9 +38,10 @@ class RankingDataset:
     """Samples of an event cache: training ``windows`` in time order and the ``holdout``, which lies after all of them.
 
     ``best_auc``: the best reachable hold-out AUC where a generator knows it. ``baseline_auc``: hold-out AUC of a simple
-    reference that the data set comes with. Both are None (given as nan) where the hold-out has one class only. ``notes``: lines for the run's log (counts, tables hashed down).
-    ``num_workers``: threads that build batches ahead of the consumer (the loops release the interpreter lock); 0 builds
-    them in the caller. The batches are the same for any number.
+    reference that the data set comes with. Either is None where it is not known, and for nan (a hold-out of one class).
+    ``notes``: lines for the run's log (counts, tables hashed down). ``num_workers``: threads that build batches ahead
+    of the consumer (the loops release the interpreter lock); 0 builds them in the caller. The batches are the same for
+    any number.
     """
 
     def __init__(
