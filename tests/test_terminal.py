@@ -153,3 +153,12 @@ def test_a_guarded_command_ends_in_one_line(capsys, problem, status, line):
 
 def test_a_guarded_command_gives_its_own_status():
     assert terminal.guarded(lambda: None) == 0 and terminal.guarded(lambda: 1) == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [("settings",), ("train", "--list-options")], ids=lambda a: a[0])
+def test_output_that_a_full_disk_does_not_take_is_one_line(arguments):
+    with open("/dev/full", "wb") as full:
+        done = command("-m", f"{PACKAGE}.{arguments[0]}", *arguments[1:], stdout=full)
+    assert done.returncode == 2 and done.stderr.startswith(b"error: no space left on the disk")
+    assert done.stderr.count(b"\n") == 1

@@ -47,9 +47,10 @@ class RankingDataset:
     """Samples of an event cache: training ``windows`` in time order and the ``holdout``, which lies after all of them.
 
     ``best_auc``: the best reachable hold-out AUC where a generator knows it. ``baseline_auc``: hold-out AUC of a simple
-    reference that the data set comes with. ``notes``: lines for the run's log (counts, tables hashed down).
-    ``num_workers``: threads that build batches ahead of the consumer (the loops release the interpreter lock); 0 builds
-    them in the caller. The batches are the same for any number.
+    reference that the data set comes with. Either is None where it is not known, and for nan (a hold-out of one class).
+    ``notes``: lines for the run's log (counts, tables hashed down). ``num_workers``: threads that build batches ahead
+    of the consumer (the loops release the interpreter lock); 0 builds them in the caller. The batches are the same for
+    any number.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class RankingDataset:
         self.name, self.cache, self.schema = name, cache, schema
         self.windows, self.holdout = list(split.train), split.holdout
         self.num_workers = num_workers
-        self.best_auc, self.baseline_auc, self.notes = best_auc, baseline_auc, tuple(notes)
+        self.best_auc, self.baseline_auc, self.notes = _defined(best_auc), _defined(baseline_auc), tuple(notes)
         self.reader = BatchReader(cache, schema, history)
 
     @functools.cached_property
@@ -185,6 +186,10 @@ def permutation(count, seed):
         j = np.int64(mix(seed + np.uint64(i) * _GOLDEN) % np.uint64(i + 1))
         order[i], order[j] = order[j], order[i]
     return order
+
+
+def _defined(auc: float | None) -> float | None:
+    return None if auc is None or np.isnan(auc) else auc
 
 
 def _check_batches(batch_size: int, rank: int, world_size: int, start_sample: int) -> None:

@@ -8,6 +8,7 @@ of ids, genres, year and what is known of the user, features may be running stat
 from __future__ import annotations
 
 import codecs
+import csv
 import dataclasses
 import importlib.metadata
 import pathlib
@@ -32,6 +33,8 @@ from generative_recommenders.paths import user_path
 from generative_recommenders.ranking import auc
 
 POSITIVE_RATING = 4.0
+#: Stars that a rating can have.
+MOST_STARS = 5
 #: Rows of the table of a cross; the ids crossed are small, so this is roomy.
 CROSS_ROWS = 4096
 
@@ -162,7 +165,7 @@ def movielens_cache(ratings: Ratings, min_history: int) -> EventCache:
 
 
 def baseline_auc(cache: EventCache, cut: int) -> float:
-    """AUC of the online baseline over all ratings at or after second ``cut``."""
+    """AUC of the online baseline over all ratings at or after second ``cut``; nan where they are of one class."""
     labels = (cache.bits & LISTEN_PLUS).astype(np.int64)
     users = cache.user_of(np.arange(cache.num_events))
     scores = online_baseline(users.tolist(), cache.item.tolist(), labels.tolist(), cache.time.tolist())
@@ -175,7 +178,7 @@ def read_100k(folder: pathlib.Path) -> Ratings:
     table = _File(folder / "ml-100k.inter", "\t", ("user_id:token", "item_id:token", "rating:float", "timestamp:float"))
     items = _File(folder / "ml-100k.item", "\t", ("item_id:token", "release_year:token", "class:token_seq"))
     users = _File(folder / "ml-100k.user", "\t", ("user_id:token", "age:token", "gender:token", "occupation:token"))
-    item_ids, user_ids = items.whole("item_id:token"), users.whole("user_id:token").tolist()
+    item_ids, user_ids = items.keys("item_id:token"), users.keys("user_id:token")
     raters = table.whole("user_id:token")
     ages = [None if age is None else age // 5 for age in users.whole_or_none("age:token")]
     strangers = np.setdiff1d(raters, user_ids)
@@ -188,15 +191,15 @@ def read_100k(folder: pathlib.Path) -> Ratings:
     return Ratings(
         user=raters,
         item=table.whole("item_id:token"),
-        rating=table.numbers("rating:float"),
+        rating=table.stars("rating:float"),
         time=table.times("timestamp:float"),
-        item_attributes=_item_attributes(item_ids.tolist(), genres, items.texts("release_year:token")),
+        item_attributes=_item_attributes(item_ids, genres, items.texts("release_year:token")),
         user_attributes={
             "age": _known(user_ids, ages),
             "gender": _known(user_ids, users.texts("gender:token")),
             "occupation": _known(user_ids, users.texts("occupation:token")),
         },
-        genres=dict(zip(item_ids.tolist(), genres, strict=True)),
+        genres=dict(zip(item_ids, genres, strict=True)),
     )
 
 
@@ -204,16 +207,16 @@ def read_small(folder: pathlib.Path) -> Ratings:
     """Read ``ratings.csv`` and ``movies.csv``."""
     table = _File(folder / "ratings.csv", ",", ("userId", "movieId", "rating", "timestamp"))
     movies = _File(folder / "movies.csv", ",", ("movieId", "title", "genres"))
-    item_ids = movies.whole("movieId")
+    item_ids = movies.keys("movieId")
     genres = [text.split("|") if text else [] for text in movies.texts("genres")]
     return Ratings(
         user=table.whole("userId"),
         item=table.whole("movieId"),
-        rating=table.numbers("rating"),
+        rating=table.stars("rating"),
         time=table.times("timestamp"),
-        item_attributes=_item_attributes(item_ids.tolist(), genres, movies.texts("title")),
+        item_attributes=_item_attributes(item_ids, genres, movies.texts("title")),
         user_attributes={},
-        genres=dict(zip(item_ids.tolist(), genres, strict=True)),
+        genres=dict(zip(item_ids, genres, strict=True)),
     )
 
 
@@ -282,6 +285,25 @@ class _File:
         self.numbers(column)
         return np.array(self.whole_or_none(column), np.int64)
 
+    def keys(self, column: str) -> list[int]:
+        """[lines], whole numbers, each of them once: what the other columns tell about."""
+        values = self.whole(column)
+        _, first = np.unique(values, return_index=True)
+        again = np.setdiff1d(np.arange(len(values)), first)
+        if len(again):
+            line = int(np.flatnonzero(values == values[again[0]])[0]) + 2
+            raise self._fault(column, int(again[0]), f"{values[again[0]]} stands in line {line} already: leave one")
+        return values.tolist()
+
+    def stars(self, column: str) -> np.ndarray:
+        """float64 [lines], ratings."""
+        values = self.numbers(column)
+        wrong = np.flatnonzero((values < 0) | (values > MOST_STARS))
+        if len(wrong):
+            hint = f"{values[wrong[0]]:g} is no rating: stars run from 0 to {MOST_STARS}"
+            raise self._fault(column, int(wrong[0]), hint)
+        return values
+
     def times(self, column: str) -> np.ndarray:
         """int64 [lines], seconds."""
         values = self.whole(column)
@@ -326,10 +348,11 @@ def _read(path: pathlib.Path, separator: str, columns: Sequence[str]) -> pl.Data
         with path.open("rb") as file:
             # Titles of the tab separated files may begin with a quote; where all fields have quotes, so has the header.
             quote = '"' if separator == "," or file.read(4).removeprefix(codecs.BOM_UTF8).startswith(b'"') else None
+        _check_widths(path, separator, quote)
         table = pl.read_csv(path, separator=separator, quote_char=quote, infer_schema=False, glob=False)
     except pl.exceptions.NoDataError:
         raise UserError(f"{path} is empty: fetch the archive again") from None
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except (pl.exceptions.PolarsError, UnicodeDecodeError, csv.Error, OSError) as error:
         raise UserError(f"{path} cannot be read ({str(error).splitlines()[0]}): fetch the archive again") from None
     missing = [name for name in columns if name not in table.columns]
     if missing:
@@ -338,3 +361,17 @@ def _read(path: pathlib.Path, separator: str, columns: Sequence[str]) -> pl.Data
         raise UserError(f"{path} holds a header and no line: fetch the archive again")
     filled = pl.all().str.strip_chars()
     return table.select(pl.when(filled != "").then(filled).name.keep())
+
+
+def _check_widths(path: pathlib.Path, separator: str, quote: str | None) -> None:
+    """Every line must have the header's fields: the reader takes what a cut-off line lacks for empty fields."""
+    quoting = csv.QUOTE_NONE if quote is None else csv.QUOTE_MINIMAL
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        lines = csv.reader(file, delimiter=separator, quoting=quoting)
+        header = next(lines, [])
+        for fields in lines:
+            if fields and len(fields) != len(header):
+                raise UserError(
+                    f"{path}, line {lines.line_num}: {len(fields)} fields, but the header has {len(header)}: fetch the "
+                    "archive again"
+                )

@@ -12,7 +12,7 @@ from typing import Any
 from generative_recommenders import settings
 from generative_recommenders._versions import quiet_loading, why_not_loaded
 from generative_recommenders.errors import UserError
-from generative_recommenders.terminal import BAD_INPUT, complain, show, speak_any_encoding
+from generative_recommenders.terminal import BAD_INPUT, complain, guarded, show, speak_any_encoding
 
 
 class _Parser(argparse.ArgumentParser):
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.list_options:
         from generative_recommenders.train.options_table import options_table
 
-        return show(options_table())
+        return guarded(lambda: show(options_table()))
     try:
         with quiet_loading():
             from generative_recommenders.train.arguments import Arguments

@@ -87,6 +87,8 @@ def claim(runs_dir: str, name: str, resume: bool) -> RunFolder:
     if not name or name in (".", "..") or "/" in name or os.sep in name:
         raise UserError(f"--run-name {name!r}: must be a plain folder name")
     path = user_path(runs_dir) / name
+    if path.exists() and not path.is_dir():
+        raise UserError(f"--run-name {name}: {path} is a file; give another --run-name")
     started = (path / "config.gin").exists()
     if resume and not started:
         raise UserError(f"--resume: {path} holds no run; check --run-name and --runs-dir")

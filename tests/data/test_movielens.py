@@ -112,6 +112,9 @@ def test_min_history_counts_strictly_earlier_ratings(tmp_path):
         ({"ratings": "userId,movieId,rating,timestamp\n"}, "ratings.csv holds a header and no line"),
         ({"ratings": "userId,movieId,rating,timestamp\n1,2,3,99999999999\n"}, "time runs"),
         ({"ratings": "userId,movieId,rating,timestamp\n1,2,3,5\n1,3,3,5\n"}, "has no training sample"),
+        ({"ratings": "userId,movieId,rating,timestamp\n1,2,3,5\n1,2,3\n"}, "ratings.csv, line 3: 3 fields, but .* 4"),
+        ({"ratings": "userId,movieId,rating,timestamp\n1,2,50,5\n"}, "column 'rating', line 2: 50 is no rating"),
+        ({"ratings": "userId,movieId,rating,timestamp\n1,2,-1,5\n"}, "column 'rating', line 2: -1 is no rating"),
     ],
 )
 def test_bad_files_are_named(tmp_path, files, message):
@@ -120,6 +123,26 @@ def test_bad_files_are_named(tmp_path, files, message):
         movielens_small(str(tmp_path), min_history=0)
     assert "ratings.csv" in str(caught.value) or "training sample" in message
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["1,A (1990),War", "2,B (1991)"], "movies.csv, line 3: 2 fields, but the header has 3"),
+        (['1,"A\n(1990)",War', "2"], "movies.csv, line 4: 1 fields, but the header has 3"),
+        (["1,A (1990),War", "1,B (1991),Drama"], "movies.csv, column 'movieId', line 3: 1 stands in line 2 already"),
+    ],
+)
+def test_a_cut_off_or_repeated_movie_is_an_error(tmp_path, lines, message):
+    write_small(tmp_path, movies="movieId,title,genres\n" + "\n".join(lines))
+    with pytest.raises(UserError, match=message):
+        read_small(tmp_path)
+
+
+def test_a_hold_out_of_one_class_has_no_baseline_auc(tmp_path):
+    """nan is no JSON, and compares as beaten."""
+    ratings = "userId,movieId,rating,timestamp\n" + "".join(f"{k % 4},{k % 7},5,{1000 + k}\n" for k in range(60))
+    assert movielens_small(str(write_small(tmp_path, ratings=ratings))).baseline_auc is None
 
 
 def write_100k(folder, users=None, items=None, ratings=None):
@@ -198,6 +221,11 @@ def test_an_item_without_genres_or_year_has_the_unknown_id(tmp_path):
         ({"ratings": ["1\t1\tnan\t1"]}, "ml-100k.inter, column 'rating:float', line 2: 'nan' is not a number"),
         ({"ratings": ["1\t\t5\t1"]}, "ml-100k.inter, column 'item_id:token', line 2: an empty field"),
         ({"ratings": ["1\t1\t5\t"]}, "ml-100k.inter, column 'timestamp:float', line 2: an empty field"),
+        ({"items": ["1\tOne\t1991"]}, "ml-100k.item, line 2: 3 fields, but the header has 4"),
+        ({"users": ["1\t24\tM\tother\t1", "2\t24"]}, "ml-100k.user, line 3: 2 fields, but the header has 5"),
+        ({"users": ["1\t24\tM\tother\t1"] * 2}, "'user_id:token', line 3: 1 stands in line 2 already: leave one"),
+        ({"items": ["1\tA\t1991\tWar", "1\tB\t1992\tWar"]}, "'item_id:token', line 3: 1 stands in line 2"),
+        ({"ratings": ["1\t1\t9e18\t1"]}, "ml-100k.inter, column 'rating:float', line 2: 9e\\+18 is no rating"),
         ({"ratings": ["1\t1\t5\t8e9"]}, "ml-100k.inter, column 'timestamp:float', line 2: 8000000000, but time runs"),
     ],
 )

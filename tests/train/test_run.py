@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from generative_recommenders import settings
+from generative_recommenders.errors import UserError
 from generative_recommenders.train import datasets, flop_meter, optimizers, run_folder, signals
 from generative_recommenders.train.__main__ import main
 from generative_recommenders.train.datasets import DATA_OPTIONS
@@ -585,3 +586,10 @@ def test_a_warning_of_several_tasks_is_one_line_and_the_run_goes_on(train, monke
     assert status == 0
     assert output.err.startswith("warning: SLURM_NTASKS=2, but this process is a run of its own")
     assert output.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_file_with_the_name_of_the_run_is_named_as_such(tmp_path, resume):
+    (tmp_path / "x").write_text("notes")
+    with pytest.raises(UserError, match=r"--run-name x: \S+/x is a file; give another --run-name"):
+        run_folder.claim(str(tmp_path), "x", resume)

@@ -210,6 +210,11 @@ def _attribute_files(
     files = find_files(items, "items")
     table = open_table(connection, files, "items", dict.fromkeys((item_column, *attributes), ID_TYPES))
     kind = table.types[item_column]
+    if (
+        connection.execute(f"SELECT 1 FROM {table.relation} WHERE {name(item_column)} IS NOT NULL LIMIT 1").fetchone()
+        is None
+    ):
+        raise UserError(f"items {files[0]}: column {item_column!r} holds no item: fetch or write the file again")
     if (kind == "VARCHAR") != (item_type == "VARCHAR"):
         raise UserError(
             f"items {files[0]}: column {item_column!r} has type {kind}, the items of the events have {item_type}"

@@ -96,7 +96,7 @@ def readable_errors(what: str, folder: pathlib.Path | None = None) -> Iterator[N
         raise KeyboardInterrupt from None
     except duckdb.Error as error:
         # Python errors raised while DuckDB pulls from a Python generator come back wrapped in its own.
-        text = " ".join(str(error).split())
+        text = " ".join(str(error).split("\nLINE ")[0].split())  # without the query, which nobody typed
         if disk.is_full(error):
             raise disk_full(what, folder) from None
         if found := _CSV_FAULT.search(str(error)):

@@ -153,8 +153,8 @@ def require_space(job: Job, facts: dict, events_per_pass: int) -> None:
     have = shutil.disk_usage(job.folder).free + sum(file.stat().st_size for file in job.folder.glob("*.npy"))
     if have < need:
         raise UserError(
-            f"preparing {job.folder} needs up to {need / 1e9:.2f} GB of disk for {events:,} events, "
-            f"{have / 1e9:.2f} GB are free: free some space or name another path"
+            f"preparing {job.folder} needs up to {need / 1e9:.3f} GB of disk for {events:,} events, "
+            f"{have / 1e9:.3f} GB are free: free some space or name another path"
         )
 
 

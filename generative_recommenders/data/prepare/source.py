@@ -15,6 +15,8 @@ from generative_recommenders.paths import user_path
 
 LARGEST_ID = 2**32 - 1
 SUFFIXES = (".parquet", ".csv", ".tsv")
+#: What packed files end in; they are not read.
+_PACKED = (".gz", ".zip", ".bz2", ".zst", ".xz", ".lz4", ".snappy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +111,7 @@ def find_files(path: str | pathlib.Path, what: str) -> list[pathlib.Path]:
         raise UserError(f"{what} {path} does not exist: correct the path")
     files = [path]
     if path.is_dir():
+        _refuse_unread(path, what)
         files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
         if not files:
             raise UserError(f"{what} folder {path} holds no .parquet and no .csv file")
@@ -120,6 +123,26 @@ def find_files(path: str | pathlib.Path, what: str) -> list[pathlib.Path]:
         if file.stat().st_size == 0:
             raise UserError(f"{what} {file} is empty (0 bytes): fetch or write it again")
     return files
+
+
+def _refuse_unread(folder: pathlib.Path, what: str) -> None:
+    """``UserError`` for a file that its owner may take for read: packed, with another suffix, further down, twice."""
+    first: dict[tuple[int, int], pathlib.Path] = {}
+    for file in sorted(folder.iterdir()):
+        ends = [suffix.lower() for suffix in file.suffixes[-2:]]
+        packed = len(ends) == 2 and ends[0] in SUFFIXES and ends[1] in _PACKED
+        if packed or (file.suffix not in SUFFIXES and ends[-1:] and ends[-1] in SUFFIXES):
+            way = "unpack it" if packed else f"write its suffix {ends[-1]}"
+            raise UserError(f"{what} {file} would not be read: {way}, or take it out of the folder")
+        if file.is_dir() and file.name[0] not in "._" and any(each.suffix in SUFFIXES for each in file.rglob("*")):
+            raise UserError(
+                f"{what} folder {folder}: files in its sub-folder {file.name} would not be read: move them up"
+            )
+        if file.suffix in SUFFIXES and file.exists():
+            status = file.stat()
+            other = first.setdefault((status.st_dev, status.st_ino), file)
+            if other is not file:
+                raise UserError(f"{what} {file} is {other.name} under another name: every event would count twice")
 
 
 def id_checks(column: str, type_: str, null_allowed: bool = False) -> list[Check]:

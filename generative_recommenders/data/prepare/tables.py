@@ -123,7 +123,9 @@ def open_table(
             )
         missing = [column for column in used if column not in part.found]
         if missing:
-            raise UserError(f"{what} {file} has no column {missing[0]!r}: its columns are {', '.join(names)}")
+            # In quotes where they hold spaces, which may be all that is wrong.
+            shown = ", ".join(repr(each) if each != "".join(each.split()) else each for each in names)
+            raise UserError(f"{what} {file} has no column {missing[0]!r}: its columns are {shown}")
         text = {column: "VARCHAR" for column in as_text if part.columns}
         found = {
             column: _allowed(connection, part, column, kind, used[column], what)

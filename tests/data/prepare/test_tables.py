@@ -284,3 +284,55 @@ def test_a_line_that_cannot_be_taken_apart_is_named(tmp_path):
     lines = b"user,item,time,label\n" + b"a,2,3,1\n" * 40_000
     log.write_bytes(lines + b"\xe9x,2,3,1\n")
     refused(tmp_path / "days", "log.csv, line 40002")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("2.csv.gz", "2.csv.gz would not be read: unpack it"),
+        ("2.parquet.zst", "2.parquet.zst would not be read: unpack it"),
+        ("2.CSV", "2.CSV would not be read: write its suffix .csv"),
+        ("day=2/part.csv", "files in its sub-folder day=2 would not be read"),
+    ],
+)
+def test_no_file_of_a_folder_is_passed_over_in_silence(tmp_path, name, words):
+    write(tmp_path / "in", "1", "csv")
+    (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "in" / name).write_bytes((tmp_path / "in" / "1.csv").read_bytes())
+    refused(tmp_path / "in", words)
+
+
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+def test_a_file_under_two_names_does_not_count_twice(tmp_path, link):
+    write(tmp_path / "in", "1", "csv")
+    getattr(tmp_path / "in" / "2.csv", link)(tmp_path / "in" / "1.csv")
+    refused(tmp_path / "in", "2.csv is 1.csv under another name")
+
+
+def test_what_holds_no_events_may_lie_beside_them(tmp_path):
+    write(tmp_path / "in", "1", "csv")
+    for name in ("README.txt", "_SUCCESS", ".1.csv.crc", "1.csv.md5", "Makefile"):
+        (tmp_path / "in" / name).write_text("x")
+    (tmp_path / "in" / "_temporary").mkdir()
+    (tmp_path / "in" / "_temporary" / "2.csv").write_text("x")
+    assert [file.name for file in find_files(tmp_path / "in", "events")] == ["1.csv"]
+
+
+@pytest.mark.parametrize("rows", ["", ",1\n,2\n"])
+@pytest.mark.parametrize("ids", [[7, 8, 7, 9], ["a", "b", "a", "c"]])
+def test_an_item_file_without_any_item_says_so(tmp_path, rows, ids):
+    write(tmp_path / "in", "1", "csv", item=ids)
+    (tmp_path / "items.csv").write_text("item,shelf\n" + rows)
+    items = {"items": tmp_path / "items.csv", "attributes": ["shelf"]}
+    refused(tmp_path / "in", "items.csv: column 'item' holds no item", **items)
+
+
+def test_messages_show_spaces_of_column_names_and_no_query(tmp_path):
+    write(tmp_path / "in", "1", "csv")
+    (tmp_path / "in" / "1.csv").write_text(" user,item,time ,label\n1,2,3,1\n")
+    refused(tmp_path / "in", "no column 'user': its columns are ' user', item, 'time ', label")
+    (tmp_path / "in" / "1.csv").unlink()
+    (tmp_path / "in" / "1.parquet").write_bytes(b"PAR1 cut off")
+    with pytest.raises(UserError) as caught:
+        events_source(tmp_path / "in", COLUMNS)
+    assert "1.parquet" in str(caught.value) and "SELECT" not in str(caught.value)
