@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The test suite: scripts/test.sh [--full] [pytest arguments]. Without --full the slow tier is skipped (under 10 minutes
-# on 2 cores, no GPU needed). HSTU_TEST_WORKERS sets the number of parallel processes (default 2; 0 runs in one process).
+# The test suite with linter, formatter and type checker in it: scripts/test.sh [--full] [pytest arguments]. Without
+# --full the slow tier is skipped (under 10 minutes on 2 cores, no GPU needed). HSTU_TEST_WORKERS sets the number of
+# parallel processes (default 2; 0 runs in one process).
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh"
 

@@ -123,10 +123,19 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Op:
-    """An op's table of backends, best first. ``HSTU_<NAME>_BACKEND`` is its environment variable."""
+    """An op's table of backends, best first; ``settings.py`` declares its variable, ``HSTU_<NAME>_BACKEND``."""
 
     name: str
     backends: Mapping[Backend, Implementation]
+
+    def __post_init__(self) -> None:
+        if self.variable not in settings.knobs():
+            raise RuntimeError(f"op {self.name!r} has no variable: declare {self.variable} in settings.py")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that chooses a backend for this op alone."""
+        return f"HSTU_{self.name.upper()}_BACKEND"
 
     def choose(self, call: Any, requested: Backend | str | None = None) -> Backend:
         """What ``explain`` says would run.
@@ -176,7 +185,7 @@ def _asked_for(op: Op, requested: Backend | str | None) -> tuple[Backend | None,
     choice = parse_backend(requested)
     if choice is not None:
         return choice, "the backend argument"
-    for name in (f"HSTU_{op.name.upper()}_BACKEND", "HSTU_BACKEND"):
+    for name in (op.variable, "HSTU_BACKEND"):
         value = settings.get(name)
         if value is not None:
             return parse_backend(value), f"environment variable {name}"

@@ -127,3 +127,13 @@ def test_what_is_asked_for_passes_through_an_operators_string(request_):
     if isinstance(request_, Preference):
         for again in (unpack(text), copy.deepcopy(request_), pickle.loads(pickle.dumps(request_))):
             assert type(again) is Preference and again.said_by == "a file"
+
+
+def test_an_op_whose_variable_nobody_declared_is_no_op():
+    with pytest.raises(RuntimeError, match="op 'scale' has no variable: declare HSTU_SCALE_BACKEND in settings.py"):
+        dispatch.Op("scale", {Backend.PYTORCH: dispatch.Implementation(dispatch.never)})
+
+
+def test_a_table_that_only_says_which_backend_serves_computes_nothing():
+    with pytest.raises(TypeError, match="only says which backend serves"):
+        ENCODE.backends[Backend.PYTORCH].forward()

@@ -129,7 +129,6 @@ def hstu_lmsd_backward(
     cfg = _forward_config(num_groups, dropout_ratio=dropout_ratio, **flags)
     contract.check_inputs(x_tensor, u_tensor, weight_tensor, bias_tensor, cfg)
     contract.check_saved(dy_tensor, x_tensor, mean_tensor, rstd_tensor, mask_tensor, cfg)
-    owned: dict[str, torch.Tensor | None]
     owned = dict(dx_tensor=dx_tensor, du_tensor=du_tensor, dweight_tensor=dweight_tensor, dbias_tensor=dbias_tensor)
     _check_buffers(owned, (x_tensor, u_tensor, weight_tensor, bias_tensor), compute_dweight)
     inputs = dict(x_tensor=x_tensor, u_tensor=u_tensor, weight_tensor=weight_tensor, bias_tensor=bias_tensor)
