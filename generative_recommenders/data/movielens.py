@@ -365,9 +365,11 @@ def _read(path: pathlib.Path, separator: str, columns: Sequence[str]) -> pl.Data
 
 def _check_widths(path: pathlib.Path, separator: str, quote: str | None) -> None:
     """Every line must have the header's fields: the reader takes what a cut-off line lacks for empty fields."""
-    quoting = csv.QUOTE_NONE if quote is None else csv.QUOTE_MINIMAL
     with path.open(encoding="utf-8-sig", newline="") as file:
-        lines = csv.reader(file, delimiter=separator, quoting=quoting)
+        if quote is None:
+            lines = csv.reader(file, delimiter=separator, quoting=csv.QUOTE_NONE)
+        else:
+            lines = csv.reader(file, delimiter=separator)
         header = next(lines, [])
         for fields in lines:
             if fields and len(fields) != len(header):
