@@ -249,6 +249,12 @@ class Planner:
             return 0.0
         return self.load.reserved.total + self.machine.headroom
 
+    @property
+    def _layouts(self) -> list[str]:
+        """What the planner chooses from. On one GPU whole tables: TorchRec deals rows out by waiting for the device."""
+        alone = self.machine.device == "cuda" and self.machine.ranks == 1
+        return ["table_wise"] if alone else list(UNASKED)
+
     def _constraint(self, table: EmbeddingConfig, rows: float | None, host: bool, share: float) -> ParameterConstraints:
         asked = self.config.tables.get(feature_of(table))
         kernel = EmbeddingComputeKernel.FUSED_UVM_CACHING if host else EmbeddingComputeKernel.FUSED
@@ -256,7 +262,7 @@ class Planner:
         if rows is not None and self.load is not None:
             lookups = self.load.lookups(table, rows)
         return ParameterConstraints(
-            sharding_types=list(UNASKED) if asked in (None, HOST) else [asked],
+            sharding_types=self._layouts if asked in (None, HOST) else [asked],
             compute_kernels=[kernel.value],
             pooling_factors=lookups,
             cache_params=CacheParams(load_factor=share) if host else None,
