@@ -11,7 +11,7 @@ from generative_recommenders.ops.candidate_attention import TargetSummary
 from generative_recommenders.train import flops
 from generative_recommenders.train.hardware import DeviceKind
 
-#: Share of the dense bf16 peak that a whole step executes: 112 TFLOP in 311 ms on one H200 (results/train_step.json).
+#: Share of the dense bf16 peak that a whole step executes: 112 TFLOP in 309 ms on one H200 (results/train_step.json).
 STEP_SHARE = 0.36
 
 
