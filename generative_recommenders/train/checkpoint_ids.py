@@ -108,6 +108,16 @@ def match(
     return matcher.result()
 
 
+def _same_reason(one: str, other: str) -> bool:
+    """Whether two tables were refused for the same thing: their first three words are alike but for numbers."""
+    first, second = ([word for word in why.split()[:3] if not word[0].isdigit()] for why in (one, other))
+    return first == second
+
+
+def _more_tables(names: list[str]) -> str:
+    return f"{len(names)} more table{'s' * (len(names) > 1)}: {', '.join(names[:SHOWN])}"
+
+
 class _Matcher:
     """Goes through the tables of one checkpoint and collects what is to be said and done."""
 
@@ -124,9 +134,11 @@ class _Matcher:
         refused = [*self._refused_anyhow.items(), *self._refused.items()]
         if refused:
             table, why = refused[0]
-            others = [name for name, _ in refused[1:]]
-            also = f" (and {len(others)} more tables: {', '.join(others[:SHOWN])})" if others else ""
-            raise UserError(f"{self._path}: table {table}{also} {why}")
+            alike = [name for name, other in refused[1:] if _same_reason(why, other)]
+            unlike = [name for name, other in refused[1:] if not _same_reason(why, other)]
+            also = f" (and {_more_tables(alike)})" if alike else ""
+            too = f"; {_more_tables(unlike)} do not fit for other reasons" if unlike else ""
+            raise UserError(f"{self._path}: table {table}{also} {why}{too}")
         return Carry(self._old_rows, tuple(self._notes), tuple(self._warnings))
 
     def table(self, table: str, there: int, here: int) -> None:

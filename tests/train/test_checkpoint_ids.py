@@ -289,3 +289,11 @@ def test_several_tables_are_named(tmp_path):
 def test_names_of_features_become_names_of_files(tmp_path):
     before, now = {"geo.country": Vocabulary.of([1])}, {"geo.country": Vocabulary.of([0, 1])}
     assert matched(tmp_path, before, now, True).old_rows["geo.country"].tolist() == [0, -1, 1]
+
+
+def test_a_table_refused_for_another_reason_is_not_called_a_cross(tmp_path):
+    before = {"user_x_hour": cross([7, 8]), "uid": Vocabulary.of([7, 8])}
+    now = {"user_x_hour": cross([1, 7]), "uid": Vocabulary.of([1, 7])}
+    with pytest.raises(UserError, match=r"table user_x_hour is a cross.*; 1 more table: uid do not fit for other") as e:
+        matched(tmp_path, before, now, False)
+    assert "more table" not in str(e.value).split(" is a cross")[0]
