@@ -177,8 +177,8 @@ class _Matcher:
             why = f"is hashed from numbers that stand for other ids than there ({', '.join(other)})"
         self._refused_anyhow[table] = (
             f"is a cross and {why}, so its rows cannot be matched by id; prepare the data with --extend OLD_CACHE, "
-            "which keeps the numbers of known ids and the sizes of crosses, or leave the cross out of "
-            "contextual_features (and have the rest loaded with checkpoint.partial=True)"
+            "which keeps the numbers of known ids and the sizes of crosses, or train anew "
+            "without the cross in contextual_features (another number of them has other weights)"
         )
 
     def _other_ids(self, table: str, then: Mapping, now: Vocabulary | UnknownIds, there: int, here: int) -> None:
