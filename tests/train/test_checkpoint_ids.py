@@ -265,7 +265,9 @@ def test_a_cross_is_carried_whole_where_known_ids_kept_their_numbers(tmp_path, m
 )
 def test_a_renumbered_or_resized_cross_is_refused_also_with_match_ids(tmp_path, match_ids, now, why):
     before = {"uid": Vocabulary.of([7, 8]), "user_x_hour": cross([7, 8])}
-    with pytest.raises(UserError, match=rf"user_x_hour .*is a cross.*{why}.*--extend OLD_CACHE.*train anew without the cross"):
+    with pytest.raises(
+        UserError, match=rf"user_x_hour .*is a cross.*{why}.*--extend OLD_CACHE.*train anew without the cross"
+    ):
         matched(tmp_path, before, {"uid": Vocabulary.of([1, 7, 8]), "user_x_hour": now}, match_ids)
 
 
