@@ -13,7 +13,7 @@ import torch
 from torchrec import JaggedTensor, KeyedJaggedTensor
 
 from generative_recommenders.modules.dlrm_config import DlrmHSTUConfig
-from generative_recommenders.ops.checks import assert_on_device, whole_numbers
+from generative_recommenders.ops.checks import assert_on_device, check_counts, whole_numbers
 
 Features = Mapping[str, JaggedTensor]
 ACTION_WEIGHT = "action_weight"
@@ -61,6 +61,7 @@ def check_batch(config: DlrmHSTUConfig, history: Features, candidates: Features,
         _check_lengths(where, features, together)
     _check_contextual_lengths(history, config.contextual_feature_names)
     _check_ids(config, history, candidates)
+    check_counts(f"uih feature {ACTION_WEIGHT!r}", history[ACTION_WEIGHT].values())  # -1 would have every bit set
 
 
 def assert_ids(ids: torch.Tensor) -> None:

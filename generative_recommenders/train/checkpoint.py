@@ -44,6 +44,7 @@ from generative_recommenders.train.checkpoint_meta import (
     FORMAT,
     REPLACED,
     check_config,
+    check_places,
     meaning,
     newest,
     other_meaning,
@@ -241,6 +242,8 @@ def _examine(
         meta = read_meta(path)
         if first is not None:
             first(path, meta)
+        features = data.schema.item_features + data.schema.contextual_features
+        check_places(path, meta, features, config.model.tasks)
         index = read_index(path)
         carry = checkpoint_ids.match(path, meta.get("data"), data.identity, table_sizes(index, wanted), match_ids)
         layout = meta["config"].get("sharding.tables", {})

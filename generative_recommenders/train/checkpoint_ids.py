@@ -108,6 +108,16 @@ def match(
     return matcher.result()
 
 
+def _same_reason(one: str, other: str) -> bool:
+    """Whether two tables were refused for the same thing: their first three words are alike but for numbers."""
+    first, second = ([word for word in why.split()[:3] if not word[0].isdigit()] for why in (one, other))
+    return first == second
+
+
+def _more_tables(names: list[str]) -> str:
+    return f"{len(names)} more table{'s' * (len(names) > 1)}: {', '.join(names[:SHOWN])}"
+
+
 class _Matcher:
     """Goes through the tables of one checkpoint and collects what is to be said and done."""
 
@@ -124,9 +134,11 @@ class _Matcher:
         refused = [*self._refused_anyhow.items(), *self._refused.items()]
         if refused:
             table, why = refused[0]
-            others = [name for name, _ in refused[1:]]
-            also = f" (and {len(others)} more tables: {', '.join(others[:SHOWN])})" if others else ""
-            raise UserError(f"{self._path}: table {table}{also} {why}")
+            alike = [name for name, other in refused[1:] if _same_reason(why, other)]
+            unlike = [name for name, other in refused[1:] if not _same_reason(why, other)]
+            also = f" (and {_more_tables(alike)})" if alike else ""
+            too = f"; {_more_tables(unlike)} do not fit for other reasons" if unlike else ""
+            raise UserError(f"{self._path}: table {table}{also} {why}{too}")
         return Carry(self._old_rows, tuple(self._notes), tuple(self._warnings))
 
     def table(self, table: str, there: int, here: int) -> None:
@@ -165,8 +177,8 @@ class _Matcher:
             why = f"is hashed from numbers that stand for other ids than there ({', '.join(other)})"
         self._refused_anyhow[table] = (
             f"is a cross and {why}, so its rows cannot be matched by id; prepare the data with --extend OLD_CACHE, "
-            "which keeps the numbers of known ids and the sizes of crosses, or leave the cross out of "
-            "contextual_features (and have the rest loaded with checkpoint.partial=True)"
+            "which keeps the numbers of known ids and the sizes of crosses, or train anew "
+            "without the cross in contextual_features (another number of them has other weights)"
         )
 
     def _other_ids(self, table: str, then: Mapping, now: Vocabulary | UnknownIds, there: int, here: int) -> None:

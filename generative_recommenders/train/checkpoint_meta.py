@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import nn
 
@@ -82,6 +82,30 @@ def other_options(meta: Mapping, config: RunConfig) -> str:
     then, now = meta["config"], plain(config.values())
     differ = [name for name in now if name.startswith("model.") and name in then and then[name] != now[name]]
     return "".join(f"; {name} = {then[name]!r} there and {now[name]!r} here" for name in differ[:SHOWN])
+
+
+def check_places(path: pathlib.Path, meta: Mapping, features: Iterable[str], tasks: Iterable[str]) -> None:
+    """``UserError`` where weights that go by an order would be loaded for something else than they were trained for.
+
+    A contextual feature's projection, an attribute's columns and a task's head are known by their place alone, so
+    tensors of another order have the same names and shapes.
+
+    Args:
+        features: the run's features with a table, in the model's order.
+        tasks: the run's tasks, in theirs.
+    """
+    features, tasks = list(features), list(tasks)
+    then = [*(meta.get("data") or {}).get("tables", features)]
+    there = [name for name in then if name in features]
+    here = [name for name in features if name in then]
+    known = meta["config"].get("model.tasks", tasks)
+    for what, one, other in (("features", there, here), ("model.tasks", known, tasks)):
+        differ = [pair for pair in zip(one, other, strict=False) if pair[0] != pair[1]]
+        if differ:
+            raise UserError(
+                f"{path}: the {what} stand in another order, {', '.join(one)} there and {', '.join(other)} here, and "
+                f"weights go by it: those of {differ[0][0]} would be loaded for {differ[0][1]}; give them in that order"
+            )
 
 
 def check_config(path: pathlib.Path, meta: Mapping, config: RunConfig) -> None:

@@ -97,7 +97,11 @@ def normalised_entropy(logits: torch.Tensor, labels: torch.Tensor) -> float:
     """Mean log loss over the entropy of the label's base rate (He et al. 2014); ``ONE_CLASS_NE`` for one class.
 
     ``logits``, ``labels``: [N]. The log loss is that of the logits as they are, however sure they are.
+
+    Raises:
+        ValueError: as ``auc``.
     """
+    _check_finite(logits)
     x, y = logits.to(torch.float64), labels.to(torch.float64)
     rate = y.mean().item()
     if rate in (0.0, 1.0):

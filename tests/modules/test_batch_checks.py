@@ -237,3 +237,10 @@ def test_the_device_would_assert_it(toy, fault, monkeypatch):
         return
     with pytest.raises(RuntimeError, match="same lengths" if what == "lengths" else "negative id"):
         check()
+
+
+@pytest.mark.parametrize("model_dtype", [torch.float32, torch.float64])
+def test_negative_action_bits_are_refused_and_not_read_as_every_action(toy, model_dtype):
+    batch = changed_batch(toy, "uih", lambda parts: parts.values["action_weight"].index_fill_(0, torch.tensor([3]), -1))
+    with pytest.raises(ValueError, match=r"uih feature 'action_weight'\[3\] is -1"):
+        toy.model().to(model_dtype)(*batch)

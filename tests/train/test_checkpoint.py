@@ -426,6 +426,14 @@ def test_weights_that_would_score_otherwise_are_loaded_with_a_warning(saved_run,
     assert "was trained with model.attn_norm = 'max_seq_len'" in output
 
 
+@pytest.mark.parametrize("task", ["skip", "like"])
+def test_the_head_of_one_task_is_not_loaded_for_another(saved_run, tmp_path, capfd, task):
+    load = f"checkpoint.load={saved_run / 'runs' / 'x'}"
+    arguments = ["--config", str(saved_run / "small.gin"), "--runs-dir", str(tmp_path / "runs"), "--bind", load]
+    assert main([*arguments, "--bind", "train.mode=eval", "--bind", f"model.tasks=('{task}',)"]) == 2
+    assert f"those of listen_plus would be loaded for {task}" in capfd.readouterr().err
+
+
 def test_a_kill_while_a_checkpoint_is_replaced_loses_none(tmp_path):
     for name in ("step_00000002", "step_00000004.replaced", "step_00000004.partial"):
         (tmp_path / name).mkdir()

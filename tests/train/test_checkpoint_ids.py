@@ -265,7 +265,9 @@ def test_a_cross_is_carried_whole_where_known_ids_kept_their_numbers(tmp_path, m
 )
 def test_a_renumbered_or_resized_cross_is_refused_also_with_match_ids(tmp_path, match_ids, now, why):
     before = {"uid": Vocabulary.of([7, 8]), "user_x_hour": cross([7, 8])}
-    with pytest.raises(UserError, match=rf"user_x_hour .*is a cross.*{why}.*--extend OLD_CACHE.*leave the cross out"):
+    with pytest.raises(
+        UserError, match=rf"user_x_hour .*is a cross.*{why}.*--extend OLD_CACHE.*train anew without the cross"
+    ):
         matched(tmp_path, before, {"uid": Vocabulary.of([1, 7, 8]), "user_x_hour": now}, match_ids)
 
 
@@ -289,3 +291,11 @@ def test_several_tables_are_named(tmp_path):
 def test_names_of_features_become_names_of_files(tmp_path):
     before, now = {"geo.country": Vocabulary.of([1])}, {"geo.country": Vocabulary.of([0, 1])}
     assert matched(tmp_path, before, now, True).old_rows["geo.country"].tolist() == [0, -1, 1]
+
+
+def test_a_table_refused_for_another_reason_is_not_called_a_cross(tmp_path):
+    before = {"user_x_hour": cross([7, 8]), "uid": Vocabulary.of([7, 8])}
+    now = {"user_x_hour": cross([1, 7]), "uid": Vocabulary.of([1, 7])}
+    with pytest.raises(UserError, match=r"table user_x_hour is a cross.*; 1 more table: uid do not fit for other") as e:
+        matched(tmp_path, before, now, False)
+    assert "more table" not in str(e.value).split(" is a cross")[0]

@@ -196,3 +196,9 @@ def test_errors_of_values_over_all_ranks():
     assert metrics.compute(Ranks()).samples == 0  # nothing is carried over
     with pytest.raises(ValueError, match="one length"):
         metrics.update(torch.zeros(2), torch.zeros(3), torch.zeros(3))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_the_entropy_of_a_logit_that_is_no_number_is_an_error(bad):
+    with pytest.raises(ValueError, match="1 of 2 scores are not finite"):
+        normalised_entropy(torch.tensor([0.5, bad]), torch.tensor([1.0, 0.0]))

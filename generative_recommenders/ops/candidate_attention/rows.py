@@ -99,7 +99,7 @@ class CandidateRows:
 def _rows_and_offsets(seq_offsets, num_targets, summary: TargetSummary) -> tuple[torch.Tensor, torch.Tensor]:
     sequences = num_targets.numel()
     if summary.one_each:
-        return seq_offsets[1:] - 1, torch.arange(sequences + 1, device=seq_offsets.device)
+        return seq_offsets[1:].long() - 1, torch.arange(sequences + 1, device=seq_offsets.device)
     offsets = torch.cat([num_targets.new_zeros(1, dtype=torch.int64), num_targets.long().cumsum(0)])
     # Candidate c of sequence b lies as far before the sequence's end as before the end of its candidates.
     behind = torch.repeat_interleave(seq_offsets[1:] - offsets[1:], num_targets, output_size=summary.total)

@@ -72,14 +72,17 @@ def place_rows(num_rows: int, rows: Sequence[torch.Tensor], parts: Sequence[torc
     check_parts(num_rows, parts)
     if num_rows:
         check_permutation("rows", torch.cat(list(rows)), num_rows)
-    return _PlaceRows.apply(num_rows, len(parts), *rows, *parts)
+    return _PlaceRows.apply(num_rows, len(parts), *(index.long() for index in rows), *parts)
 
 
 def check_parts(num_rows: int, parts: Sequence[torch.Tensor]) -> None:
-    """Parts must share a dtype and have ``num_rows`` rows together."""
+    """Parts must share dtype and trailing shape and have ``num_rows`` rows together."""
     dtypes = {part.dtype for part in parts}
     if len(dtypes) > 1:
         raise TypeError(f"parts must share one dtype, got {', '.join(sorted(map(str, dtypes)))}: convert them first")
+    shapes = {tuple(part.shape[1:]) for part in parts}
+    if len(shapes) > 1:
+        raise ValueError(f"parts must share the shape of a row, got {sorted(shapes)}")
     covered = sum(part.shape[0] for part in parts)
     if covered != num_rows:
         raise ValueError(f"parts have {covered} rows together but the result has {num_rows}")
@@ -89,7 +92,7 @@ def take_rows(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """``values[rows]`` for distinct row numbers; the gradient of all other rows is zero."""
     check_indices("rows", rows, values.shape[0])
     check_distinct("rows", rows, values.shape[0])
-    return _TakeRows.apply(values, rows)
+    return _TakeRows.apply(values, rows.long())  # copies by row number, of the backward too, take int64 alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,10 +140,13 @@ def interleave(
     batches = {offsets.numel() - 1 for offsets in part_offsets}
     if len(batches) != 1:
         raise ValueError(f"parts must have the same number of sequences, got {sorted(batches)}")
+    if len(part_offsets) != len(part_rows):
+        raise ValueError(f"part_rows has {len(part_rows)} counts for {len(part_offsets)} parts")
     for offsets, count in zip(part_offsets, part_rows, strict=True):
         check_sequences(offsets, count, name="offsets")
     if order is not None:
         check_permutation("order", order, batches.pop())
+        order = order.long()
     total = torch.stack(list(part_offsets)).sum(0)
     start = total[:-1]
     if order is not None:

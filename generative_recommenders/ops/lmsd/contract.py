@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -113,6 +114,8 @@ class LmsdBackward(_Named, _BackwardFields):
 def check_inputs(x: torch.Tensor, u: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, cfg: LmsdConfig) -> None:
     """Raise ``TypeError`` or ``ValueError`` for dtypes, shapes, devices and settings no backend serves."""
     philox.check_dropout_ratio(cfg.dropout_ratio)
+    if not (math.isfinite(cfg.eps) and cfg.eps >= 0):
+        raise ValueError(f"lmsd: eps={cfg.eps} must be a finite number, 0 or more")
     for name, tensor in (("x", x), ("u", u), ("weight", weight), ("bias", bias)):
         if tensor.dtype not in FLOATS:
             raise TypeError(f"lmsd: {name} has dtype {tensor.dtype}: use one of {', '.join(map(str, FLOATS))}")

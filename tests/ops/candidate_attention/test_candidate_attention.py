@@ -139,3 +139,9 @@ def test_what_the_absorbed_kernels_refuse():
     assert "width 2048 is above 1024" in why(2048, torch.bfloat16, 4)
     assert "32 heads at embedding width 512" in why(512, torch.bfloat16, 32)
     assert "embedding width 1024 in torch.float32" in why(1024, torch.float32, 4)
+
+
+def test_one_candidate_each_of_int32_offsets_can_be_taken_with_gradients():
+    offsets, counts = torch.tensor([0, 2, 5], dtype=torch.int32), torch.tensor([1, 1], dtype=torch.int32)
+    rows = CandidateRows.of(offsets, counts).rows
+    assert rows.dtype == torch.int64 and rows.tolist() == [1, 4]

@@ -156,3 +156,28 @@ def test_parts_of_two_dtypes_are_refused():
     parts = [torch.zeros(1, 1), torch.zeros(1, 1, dtype=torch.float64)]
     with pytest.raises(TypeError, match="share one dtype"):
         jagged.place_rows(2, [torch.tensor([0]), torch.tensor([1])], parts)
+
+
+def test_row_numbers_in_int32_move_rows_forward_and_backward():
+    values = torch.randn(5, 3, requires_grad=True)
+    narrow = torch.tensor([4, 1], dtype=torch.int32)
+    taken = jagged.take_rows(values, narrow)
+    assert torch.equal(taken, values[[4, 1]])
+    (grad,) = torch.autograd.grad(taken.sum(), values)
+    assert grad[:, 0].tolist() == [0, 1, 0, 0, 1]
+    parts = [values[:2], values[2:]]
+    rows = [torch.tensor(numbers, dtype=torch.int32) for numbers in ([3, 0], [1, 2, 4])]
+    placed = jagged.place_rows(5, rows, parts)
+    assert torch.equal(placed, values[[1, 2, 3, 0, 4]])
+    offsets = [torch.tensor([0, 2, 5], dtype=torch.int32), torch.tensor([0, 1, 3], dtype=torch.int32)]
+    order = torch.tensor([1, 0], dtype=torch.int32)
+    join = jagged.interleave(offsets, [5, 3], order)
+    assert [rows.tolist() for rows in join.rows] == [[5, 6, 0, 1, 2], [7, 3, 4]]
+
+
+def test_parts_of_other_widths_and_counts_for_other_parts_are_refused():
+    rows = [torch.tensor([0, 1]), torch.tensor([2])]
+    with pytest.raises(ValueError, match="parts must share the shape of a row"):
+        jagged.place_rows(3, rows, [torch.randn(2, 3), torch.randn(1, 2)])
+    with pytest.raises(ValueError, match="part_rows has 1 counts for 2 parts"):
+        jagged.interleave([torch.tensor([0, 1]), torch.tensor([0, 2])], [1])

@@ -206,3 +206,10 @@ def test_supports_indexed_output_dropout(lmsd_tools, monkeypatch):
     assert not supports_indexed_output_dropout("CUDNN")
     monkeypatch.setenv("HSTU_LMSD_BACKEND", "CUDNN")
     assert not supports_indexed_output_dropout()
+
+
+@pytest.mark.parametrize("eps", [-1e-3, float("nan"), float("inf")])
+def test_an_eps_that_makes_no_root_is_refused(eps):
+    x, weight = torch.randn(3, 8), torch.ones(8)
+    with pytest.raises(ValueError, match="eps="):
+        hstu_lmsd_forward(x, x, weight, weight, eps=eps, dropout_ratio=0.0, backend="PYTORCH")
