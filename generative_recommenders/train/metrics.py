@@ -68,8 +68,7 @@ def grouped_auc(scores: torch.Tensor, labels: torch.Tensor, groups: torch.Tensor
     Raises:
         ValueError: as ``auc``.
     """
-    if not scores.isfinite().all():
-        raise ValueError(f"{int((~scores.isfinite()).sum())} of {scores.numel()} scores are not finite numbers")
+    _check_finite(scores)
     _, group, counts = torch.unique(groups, return_inverse=True, return_counts=True)
     order = torch.argsort(scores, stable=True)
     order = order[torch.argsort(group[order], stable=True)]
@@ -91,6 +90,11 @@ def grouped_auc(scores: torch.Tensor, labels: torch.Tensor, groups: torch.Tensor
     each = (rank_sums - positives * (positives + 1) / 2)[both] / pairs[both]
     weight = counts[both].to(torch.float64)
     return ((each * weight).sum() / weight.sum()).item()
+
+
+def _check_finite(scores: torch.Tensor) -> None:
+    if not scores.isfinite().all():
+        raise ValueError(f"{int((~scores.isfinite()).sum())} of {scores.numel()} scores are not finite numbers")
 
 
 def normalised_entropy(logits: torch.Tensor, labels: torch.Tensor) -> float:
