@@ -184,6 +184,11 @@ class BatchReader:
 
     def key_source(self, cross: str, part: str) -> str:
         """The id space that a part of a cross's name stands for, or ``hour`` or ``is_organic`` itself."""
+        if part in ("user", "hour", "is_organic") and part in self._context:
+            raise UserError(
+                f"cross {cross!r}: {part!r} is a word that crosses have of their own, and a context column of "
+                f"{self.cache.name}, too: rename the column and prepare again"
+            )
         if part in ("hour", "is_organic"):
             return part
         if part == "user":

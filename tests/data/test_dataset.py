@@ -366,3 +366,17 @@ def test_a_contextual_id_past_its_vocabulary_is_named():
     schema = FeatureSchema(("item_id",), ("mood",), dict(whole.vocab))
     with pytest.raises(UserError, match="'mood' has the id 1000000"):
         BatchReader(cache, schema, HistoryOptions(12)).read(np.array([0]))
+
+
+@pytest.mark.parametrize("word", ["user", "hour", "is_organic"])
+def test_a_column_with_the_name_of_a_crosses_own_word_is_refused_in_a_cross(word):
+    """Read as the word, the column would be left out without a sound; alone it is a feature like any other."""
+    user, when, bits = np.arange(40) % 4, np.arange(40), np.resize([1, 4], 40)
+    cache = cache_from_events(user, user, when, bits, min_history=1, context={word: user})
+    for cross in (f"item_x_{word}", "item_x_item"):
+        schema = FeatureSchema(("item_id",), ("uid", word, cross), {**cache.vocab, cross: 9})
+        if word in cross:
+            with pytest.raises(UserError, match=f"cross {cross!r}: {word!r} is a word that crosses have of their own"):
+                BatchReader(cache, schema, HistoryOptions(4, "last_n"))
+        else:
+            BatchReader(cache, schema, HistoryOptions(4, "last_n"))
