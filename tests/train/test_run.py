@@ -15,7 +15,7 @@ import torch
 
 from generative_recommenders import settings
 from generative_recommenders.errors import UserError
-from generative_recommenders.train import datasets, flop_meter, optimizers, run_folder, signals
+from generative_recommenders.train import datasets, flop_meter, optimizers, place, run_folder, signals
 from generative_recommenders.train.__main__ import main
 from generative_recommenders.train.datasets import DATA_OPTIONS
 from generative_recommenders.train.flop_meter import FlopMeter
@@ -592,4 +592,4 @@ def test_a_warning_of_several_tasks_is_one_line_and_the_run_goes_on(train, monke
 def test_a_file_with_the_name_of_the_run_is_named_as_such(tmp_path, resume):
     (tmp_path / "x").write_text("notes")
     with pytest.raises(UserError, match=r"--run-name x: \S+/x is a file; give another --run-name"):
-        run_folder.claim(str(tmp_path), "x", resume)
+        place.claim(str(tmp_path), "x", resume)
